@@ -1,0 +1,425 @@
+"""Owns the values that travel between rooms: frozen pydantic types and the two state machines.
+
+Must know no file, process or guest. Sizes carry their unit in the name. Times are UTC; durations
+are seconds. Path names inside a worktree are bytes (:data:`TreePath`), written to JSON quoted as
+:func:`vmsandbox.text.quote_path` does.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from vmsandbox.text import quote_path, unquote_path
+
+TreePath = Annotated[
+    bytes,
+    BeforeValidator(lambda value: unquote_path(value) if isinstance(value, str) else value),
+    PlainSerializer(lambda value: quote_path(value), return_type=str, when_used="json"),
+]
+"""A path name inside a worktree, relative, ``/`` between parts, any bytes but NUL."""
+
+Oid = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+"""A git object name."""
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class Value(BaseModel):
+    """Base of all values: frozen, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+def now() -> datetime:
+    """The current time, UTC."""
+    return datetime.now(UTC)
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one spelling of a JSON value that digests cover: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def digest_of(value: Any) -> str:
+    """``sha256:…`` of the canonical JSON of `value`."""
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox is in its life, as intended; libvirt says what is true."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    READY = "ready"
+    RUNNING = "running"
+    COLLECTING = "collecting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+_SANDBOX_STEPS: Mapping[SandboxState, frozenset[SandboxState]] = {
+    SandboxState.QUEUED: frozenset({SandboxState.STARTING, SandboxState.STOPPED}),
+    SandboxState.STARTING: frozenset({SandboxState.READY, SandboxState.STOPPED}),
+    SandboxState.READY: frozenset(
+        {SandboxState.RUNNING, SandboxState.COLLECTING, SandboxState.STOPPED}
+    ),
+    SandboxState.RUNNING: frozenset(
+        {SandboxState.READY, SandboxState.COLLECTING, SandboxState.STOPPED}
+    ),
+    SandboxState.COLLECTING: frozenset(
+        {SandboxState.READY, SandboxState.RUNNING, SandboxState.STOPPED}
+    ),
+    SandboxState.STOPPED: frozenset({SandboxState.STARTING, SandboxState.QUEUED}),
+    SandboxState.FAILED: frozenset({SandboxState.STARTING, SandboxState.STOPPED}),
+}
+
+
+class ResultState(StrEnum):
+    """Where a sandbox's change set is on its way to the host worktree."""
+
+    NONE = "none"
+    PENDING = "pending"
+    APPROVED = "approved"
+    APPLIED = "applied"
+    CONFLICTED = "conflicted"
+    DROPPED = "dropped"
+
+
+_RESULT_STEPS: Mapping[ResultState, frozenset[ResultState]] = {
+    ResultState.NONE: frozenset({ResultState.PENDING}),
+    ResultState.PENDING: frozenset(
+        {
+            ResultState.PENDING,
+            ResultState.APPROVED,
+            ResultState.APPLIED,
+            ResultState.CONFLICTED,
+            ResultState.DROPPED,
+        }
+    ),
+    ResultState.APPROVED: frozenset(
+        {
+            ResultState.PENDING,
+            ResultState.APPROVED,
+            ResultState.APPLIED,
+            ResultState.CONFLICTED,
+            ResultState.DROPPED,
+        }
+    ),
+    ResultState.CONFLICTED: frozenset(
+        {
+            ResultState.PENDING,
+            ResultState.APPROVED,
+            ResultState.APPLIED,
+            ResultState.CONFLICTED,
+            ResultState.DROPPED,
+        }
+    ),
+    ResultState.APPLIED: frozenset({ResultState.APPLIED, ResultState.PENDING}),
+    ResultState.DROPPED: frozenset({ResultState.DROPPED, ResultState.PENDING}),
+}
+
+
+def sandbox_may_become(current: SandboxState, following: SandboxState) -> bool:
+    """Whether a sandbox may go from `current` to `following`; any may fail, staying is no step."""
+    return following in (current, SandboxState.FAILED) or following in _SANDBOX_STEPS[current]
+
+
+def result_may_become(current: ResultState, following: ResultState) -> bool:
+    """Whether a result may go from `current` to `following`; a new collection starts at pending."""
+    return following is current or following in _RESULT_STEPS[current]
+
+
+class Outcome(StrEnum):
+    """How a task ended, typed; the evidence is in the sandbox folder."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    GUEST_OOM = "guest_oom"
+    GUEST_DISK_FULL = "guest_disk_full"
+    BOOT_TIMEOUT = "boot_timeout"
+    CONNECTION_LOST = "connection_lost"
+    CANCELLED = "cancelled"
+    HOST_FULL = "host_full"
+    COLLECT_REFUSED = "collect_refused"
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+class Limits(Value):
+    """The size of a guest and how long its task may take."""
+
+    cpus: int = Field(default=1, ge=1, le=256)
+    memory_mib: int = Field(default=1024, ge=64, le=4 * 1024 * 1024)
+    disk_mib: int = Field(default=20 * 1024, ge=256, le=64 * 1024 * 1024)
+    timeout_s: float | None = Field(default=None, gt=0, description="None: no limit")
+
+
+class Task(Value):
+    """One command on one worktree."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    worktree: Path = Field(
+        description="absolute path of the folder on the host; the same path in the guest"
+    )
+    env: dict[str, str] = Field(default_factory=dict)
+    include: tuple[str, ...] = Field(
+        default=(), description="globs of ignored files to bring along"
+    )
+    history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
+
+    def digest(self) -> str:
+        """What an approval names as the task: command, worktree, environment names, includes."""
+        return digest_of(
+            {
+                "command": list(self.command),
+                "worktree": str(self.worktree),
+                "env": sorted(self.env),
+                "include": list(self.include),
+                "history": self.history,
+            }
+        )
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+class Accelerator(StrEnum):
+    KVM = "kvm"
+    TCG = "tcg"
+
+
+class HostFacts(Value):
+    """What the host is, as far as a launch depends on it."""
+
+    libvirt_uri: str
+    accelerator: Accelerator
+    accelerator_reason: str = Field(description="what the probe saw, for doctor")
+    libvirt_version: str
+    qemu_version: str
+    qemu_binary: Path
+    machine: str = Field(description="the machine type with its version, e.g. pc-q35-7.2")
+    qemu_uid: int = Field(description="uid that QEMU runs as; our own with qemu:///session")
+    qemu_gid: int
+    cpus: int
+    cpu_model: str
+    memory_bytes: int
+    kernel: str
+
+
+class Image(Value):
+    """A verified, immutable image in the store. Paths are absolute."""
+
+    name: str
+    digest: Digest
+    folder: Path
+    kernel: Path
+    initramfs: Path
+    rootfs: Path = Field(description="raw ext4, or qcow2 if rootfs_format says so; never written")
+    rootfs_format: Literal["raw", "qcow2"] = "raw"
+    rootfs_bytes: int = Field(description="virtual size of the root disk")
+    cmdline: str = Field(
+        description="kernel command line that the image needs, e.g. root=/dev/vda rw"
+    )
+    cloud_init: bool = Field(
+        default=False, description="the seed is read by cloud-init, not by our unit"
+    )
+    minimum_memory_mib: int = 256
+
+
+# --- a worktree's snapshot and what comes back ----------------------------------------------------
+
+
+class Snapshot(Value):
+    """A worktree as it was: a commit in our own git dir, made without touching the user's."""
+
+    git_dir: Path = Field(description="bare repository of ours that holds (or borrows) the objects")
+    commit: Oid
+    tree: Oid
+    parent: Oid | None = Field(description="the worktree's HEAD; None if unborn or not git")
+    branch: str | None = None
+    object_format: Literal["sha1", "sha256"] = "sha1"
+    files: int = 0
+    content_bytes: int = 0
+    excludes: tuple[str, ...] = Field(
+        default=(), description="ignore patterns that live outside the tree, for the guest"
+    )
+
+
+class ChangeKind(StrEnum):
+    ADDED = "A"
+    MODIFIED = "M"
+    DELETED = "D"
+    TYPE = "T"
+    RENAMED = "R"
+
+
+class Change(Value):
+    """One path that differs between base and result."""
+
+    kind: ChangeKind
+    path: TreePath
+    old_path: TreePath | None = Field(default=None, description="only for renames")
+    old_mode: int = Field(default=0, description="git mode as a number, 0 where there is none")
+    new_mode: int = 0
+    old_oid: Oid | None = None
+    new_oid: Oid | None = None
+    added: int | None = Field(default=None, description="lines; None for a binary file or a link")
+    removed: int | None = None
+    size_bytes: int = Field(default=0, description="of the new content; of the old for a deletion")
+    flags: tuple[str, ...] = Field(default=(), description="reasons to look twice")
+
+
+class AgentCommit(Value):
+    """A commit made by the agent in the guest; text as the guest wrote it, escape to show it."""
+
+    oid: Oid
+    subject: str
+
+
+class ChangeSet(Value):
+    """What a task did to its worktree; `digest` is what a decision names."""
+
+    digest: Digest
+    task_digest: Digest
+    image_digest: Digest
+    object_format: Literal["sha1", "sha256"] = "sha1"
+    base_commit: Oid
+    base_tree: Oid
+    result_commit: Oid
+    result_tree: Oid
+    changes: tuple[Change, ...] = ()
+    agent_commits: tuple[AgentCommit, ...] = ()
+    pack_bytes: int = 0
+    collected_at: datetime = Field(default_factory=now)
+
+    @staticmethod
+    def digest_for(base_tree: str, result_tree: str, image_digest: str, task_digest: str) -> str:
+        return digest_of(
+            {
+                "base_tree": base_tree,
+                "result_tree": result_tree,
+                "image": image_digest,
+                "task": task_digest,
+            }
+        )
+
+
+class Verdict(StrEnum):
+    APPROVED = "approved"
+    DROPPED = "dropped"
+
+
+class Decision(Value):
+    """Who decided what about which change set, and when."""
+
+    verdict: Verdict
+    digest: Digest
+    who: str
+    when: datetime = Field(default_factory=now)
+    paths: tuple[TreePath, ...] = Field(default=(), description="empty: all of it")
+
+
+class ResultRecord(Value):
+    """The result's own small record, written by review alone."""
+
+    version: Literal[1] = 1
+    state: ResultState = ResultState.NONE
+    digest: Digest | None = None
+    decisions: tuple[Decision, ...] = ()
+    applied_paths: tuple[TreePath, ...] = ()
+    applied_at: datetime | None = None
+    target: Path | None = Field(default=None, description="the folder that was written")
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+class ExecResult(Value):
+    """What a command in the guest came to."""
+
+    exit_code: int | None = Field(description="None if it never ended by itself (timeout, lost)")
+    outcome: Outcome
+    detail: str = ""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class Failure(Value):
+    """The first cause of a failed sandbox; kept even if later steps fail as well."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    evidence: str | None = None
+    phase: str = ""
+    at: datetime = Field(default_factory=now)
+
+
+class Event(Value):
+    """One line of events.jsonl."""
+
+    at: datetime = Field(default_factory=now)
+    phase: str
+    text: str = ""
+    seconds: float | None = None
+
+
+class Endpoint(Value):
+    """Where a guest's SSH is reached from the host: a loopback address of the sandbox's own."""
+
+    address: str
+    port: int
+
+
+class SandboxRecord(Value):
+    """Intent, as written to record.json before each effect; only `vmsandbox.sandbox` writes it."""
+
+    version: Literal[1] = 1
+    id: str
+    name: str
+    created_at: datetime = Field(default_factory=now)
+    state: SandboxState = SandboxState.QUEUED
+    task: Task
+    limits: Limits
+    image_name: str
+    image_digest: Digest
+    libvirt_uri: str
+    domain_uuid: str
+    endpoint: Endpoint | None = None
+    keep: bool = False
+    snapshot: Snapshot | None = None
+    base_in_guest: bool = Field(default=False, description="the worktree was unpacked in the guest")
+    exec_result: ExecResult | None = None
+    failure: Failure | None = None
+    timings: dict[str, float] = Field(default_factory=dict)
+    cancelled: bool = False
+
+
+class LaunchPlan(Value):
+    """All that a start will do, decided before anything is done; `run --plan` prints it."""
+
+    id: str
+    name: str
+    task: Task
+    limits: Limits
+    image: Image
+    host: HostFacts
+    endpoint: Endpoint
+    domain_uuid: str
+    folder: Path
+    steps: tuple[str, ...]
+    domain_xml: str
+    seed: dict[str, str] = Field(
+        description="file in the seed → what it is for; never the secret itself"
+    )
