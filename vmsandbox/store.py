@@ -1,0 +1,385 @@
+"""Owns every path and file name of the state folder, its locks, atomic records and events.
+
+Knows no libvirt, no guest and no git; it stores what others decide. docs/layout.md lists every
+file named here.
+
+Locks are ``flock`` on files in the folder they guard: the kernel frees them when the holder dies,
+however it dies, so
+there is nothing to clean up and a held lock proves a living manager.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import platformdirs
+from pydantic import BaseModel, ValidationError
+
+from vmsandbox.errors import HostProblem, UsageProblem
+from vmsandbox.model import Endpoint, Event, SandboxRecord
+
+SSH_PORT = 2222
+"""Every sandbox has a loopback address of its own, so all of them use the same port (above 1024:
+no privilege)."""
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+_V = TypeVar("_V", bound=BaseModel)
+_EVENTS_MAX_BYTES = 4 * 1024 * 1024
+
+
+def state_root() -> Path:
+    """``$VMSANDBOX_HOME``, else ``/var/lib/vmsandbox`` for root, else the user's XDG state
+    folder."""
+    if home := os.environ.get("VMSANDBOX_HOME"):
+        return Path(home).absolute()
+    if os.geteuid() == 0:
+        return Path("/var/lib/vmsandbox")
+    return Path(platformdirs.user_state_dir("vmsandbox"))
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `data` so that a reader, or a crash, sees all of the old or all of the
+    new."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _host_problem(error, path) from error
+
+
+def write_value(path: Path, value: BaseModel) -> None:
+    """Write a pydantic value as JSON, atomically."""
+    write_atomic(path, value.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_value(path: Path, kind: type[_V]) -> _V | None:
+    """Read what :func:`write_value` wrote; None if there is no such file.
+
+    Raises HostProblem ``record_broken`` if it does not parse.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise HostProblem(
+            "record_broken",
+            f"{path.name} cannot be read: {error.error_count()} problems",
+            hint="move the file away, or delete the sandbox",
+            evidence=str(path),
+        ) from error
+
+
+def _host_problem(error: OSError, path: Path) -> HostProblem:
+    if error.errno in (28, 122):  # ENOSPC, EDQUOT
+        return HostProblem(
+            "host_disk_full",
+            f"no space left while writing {path}",
+            hint="vmsandbox cleanup",
+            evidence=str(path),
+        )
+    return HostProblem("state_unwritable", f"cannot write {path}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive ``flock`` on `path` (made if missing); with ``wait=False`` raise
+    BlockingIOError if held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # A folder may have been deleted and made again while we waited: lock what is there now.
+            if _same_file(descriptor, path):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds :func:`locked` on `path` now."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class _File:
+    """Descriptor: a fixed name below an object's `path`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: "SandboxFolder | Store", kind: type | None = None) -> Path:
+        return owner.path / self.name
+
+
+@dataclass(frozen=True)
+class SandboxFolder:
+    """The files of one sandbox."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    record = _File("record.json")  # intent; sandbox.py alone
+    events = _File("events.jsonl")
+    manager_lock = _File("manager.lock")  # held by the manager
+    record_lock = _File("record.lock")  # held for one update
+    overlay = _File("overlay.qcow2")
+    seed_iso = _File("seed.iso")
+    seed_socket = _File("seed.sock")
+    console = _File("console.log")
+    stdout = _File("stdout.log")
+    stderr = _File("stderr.log")
+    manager_log = _File("manager.log")  # of a detached manager
+    client_key = _File("id_ed25519")
+    host_key = _File("host_ed25519.pub")  # the pinned public key
+    known_hosts = _File("known_hosts")
+    ssh_config = _File("ssh_config")
+    domain_xml = _File("domain.xml")
+    result_git = _File("result.git")  # the quarantine store
+    change_set = _File("changeset.json")  # last collected
+    result_record = _File("result.json")  # review.py alone
+    result_lock = _File("result.lock")
+    ledger = _File("ledger.json")  # an apply on its way
+
+    def manager_alive(self) -> bool:
+        """Whether a process manages this sandbox now."""
+        return is_locked(self.manager_lock)
+
+    def read_record(self) -> SandboxRecord:
+        """The record; HostProblem ``record_missing`` if a creation or deletion was cut short."""
+        record = read_value(self.record, SandboxRecord)
+        if record is None:
+            raise HostProblem(
+                "record_missing",
+                f"sandbox {self.id} has no record: its creation or deletion was cut short",
+                hint="vmsandbox cleanup",
+                evidence=str(self.path),
+            )
+        return record
+
+    def append_event(self, event: Event) -> None:
+        """Add one line to events.jsonl, which never grows past 4 MiB."""
+        with contextlib.suppress(FileNotFoundError), self.events.open("ab") as file:
+            if file.tell() < _EVENTS_MAX_BYTES:
+                file.write(event.model_dump_json(exclude_none=True).encode() + b"\n")
+
+    def read_events(self) -> list[Event]:
+        """All events; a torn last line is left out."""
+        events: list[Event] = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.events.read_bytes().splitlines():
+                with contextlib.suppress(ValidationError):
+                    events.append(Event.model_validate_json(line))
+        return events
+
+    def allocated_bytes(self) -> int:
+        """What the folder takes on disk (``st_blocks``), not what its files claim to hold."""
+        return allocated_bytes(self.path)
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Bytes that the files below `folder` really take (``st_blocks`` × 512)."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(base) / name).lstat().st_blocks * 512
+    return total
+
+
+class Store:
+    """The state folder. Making one creates the folder (0711: QEMU of qemu:///system must get
+    through)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.path = root or state_root()
+        try:
+            for folder in (self.path, self.images, self.sandboxes, self.templates):
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o777 != 0o711:
+                    folder.chmod(0o711)
+            self.worktrees.mkdir(mode=0o700, exist_ok=True)
+            self.cache.mkdir(mode=0o711, exist_ok=True)
+        except OSError as error:
+            raise _host_problem(error, Path(error.filename or self.path)) from error
+
+    images = _File("images")
+    templates = _File("templates")
+    sandboxes = _File("sandboxes")
+    worktrees = _File("worktrees")  # private snapshot stores
+    cache = _File("cache")  # host facts; safe to delete
+    lock = _File("lock")  # names and addresses are given under it
+
+    def folder(self, id_: str) -> SandboxFolder:
+        return SandboxFolder(self.sandboxes / id_)
+
+    def folders(self) -> list[SandboxFolder]:
+        """Every sandbox folder, oldest id first; ids begin with the time of their making."""
+        return sorted(
+            (SandboxFolder(path) for path in self.sandboxes.iterdir() if path.is_dir()),
+            key=lambda folder: folder.id,
+        )
+
+    def records(self) -> list[SandboxRecord]:
+        """All readable records, oldest first."""
+        found = []
+        for folder in self.folders():
+            with contextlib.suppress(HostProblem):
+                found.append(folder.read_record())
+        return sorted(found, key=lambda record: record.created_at)
+
+    def create(
+        self, name: str | None, make: Callable[[str, str, Endpoint], SandboxRecord]
+    ) -> SandboxFolder:
+        """Give out an id, a name and an address under the store's lock and write the first record.
+
+        `make` gets (id, name, endpoint). Raises UsageProblem ``name_invalid`` or ``name_taken``.
+        """
+        if name is not None and not _NAME.fullmatch(name):
+            raise UsageProblem(
+                "name_invalid",
+                f"not a sandbox name: {name!r}",
+                hint="letters, digits, '.', '_', '-'; at most 63; the first a letter or digit",
+            )
+        with locked(self.lock):
+            known = self.records()
+            taken = {record.name for record in known} | {record.id for record in known}
+            if name in taken:
+                raise UsageProblem(
+                    "name_taken",
+                    f"there is a sandbox named {name!r}",
+                    hint=f"vmsandbox delete {name}    (or choose another --name)",
+                )
+            id_ = self._new_id(taken)
+            folder = self.folder(id_)
+            endpoint = self._free_endpoint(known)
+            folder.path.mkdir(mode=0o711)
+            try:
+                write_value(folder.record, make(id_, name or id_, endpoint))
+            except BaseException:
+                shutil.rmtree(folder.path)
+                raise
+        return folder
+
+    def _new_id(self, taken: set[str]) -> str:
+        while (
+            (id_ := secrets.token_hex(4)) in taken
+            or id_.isdigit()
+            or self.folder(id_).path.exists()
+        ):
+            continue
+        return id_
+
+    def _free_endpoint(self, known: list[SandboxRecord]) -> Endpoint:
+        """A loopback address that no sandbox of ours has and on which nothing of anybody's
+        listens."""
+        used = {record.endpoint.address for record in known if record.endpoint}
+        for _ in range(4096):
+            parts = [secrets.randbelow(254) + 1 for _ in range(3)]
+            address = "127." + ".".join(map(str, parts))
+            if address not in used and parts[0] != 0 and _can_listen(address):
+                return Endpoint(address=address, port=SSH_PORT)
+        raise HostProblem(
+            "addresses_used_up", "no free loopback address found", hint="vmsandbox cleanup"
+        )
+
+    def resolve(self, selector: str) -> SandboxFolder:
+        """Find a sandbox by id, name, unique prefix of an id, or ``last``.
+
+        Raises UsageProblem ``sandbox_unknown`` or ``sandbox_ambiguous``.
+        """
+        records = self.records()
+        if selector == "last" and records:
+            return self.folder(records[-1].id)
+        exact = [r for r in records if selector in (r.id, r.name)]
+        found = exact or [r for r in records if selector and r.id.startswith(selector)]
+        if len(found) == 1:
+            return self.folder(found[0].id)
+        broken = self.sandboxes / selector
+        if (
+            not found
+            and selector
+            and "/" not in selector
+            and selector not in (".", "..")
+            and broken.is_dir()
+        ):
+            return SandboxFolder(broken)
+        if found:
+            raise UsageProblem(
+                "sandbox_ambiguous",
+                f"{selector!r} fits {len(found)} sandboxes: {', '.join(r.id for r in found[:8])}",
+                hint="use more of the id, or the name",
+            )
+        raise UsageProblem(
+            "sandbox_unknown", f"no sandbox {selector!r}", hint="vmsandbox status --all"
+        )
+
+    def update(
+        self, folder: SandboxFolder, change: Callable[[SandboxRecord], SandboxRecord]
+    ) -> SandboxRecord:
+        """Read, change and write a record under its lock; returns what was written."""
+        if not folder.path.is_dir():
+            raise UsageProblem("sandbox_unknown", f"sandbox {folder.id} is gone")
+        with locked(folder.record_lock):
+            record = change(folder.read_record())
+            write_value(folder.record, record)
+            return record
+
+    def remove(self, folder: SandboxFolder) -> int:
+        """Delete a sandbox's folder; returns the bytes it really took. Safe to call again after
+        being killed."""
+        freed = folder.allocated_bytes()
+        with contextlib.suppress(FileNotFoundError):
+            folder.record.unlink()  # from here on it is a leftover and no longer a sandbox
+        shutil.rmtree(folder.path, ignore_errors=True)
+        if folder.path.exists():
+            raise HostProblem(
+                "delete_failed", f"cannot delete {folder.path}", evidence=str(folder.path)
+            )
+        return freed
+
+
+def _can_listen(address: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, SSH_PORT))
+        except OSError:
+            return False
+    return True
