@@ -1,0 +1,143 @@
+"""Owns the meaning of vmsandbox.toml: text and overrides in, a Config or all its problems out.
+Reads no file itself.
+
+Later sources win: built-in defaults, the user's own config.toml, the project's vmsandbox.toml,
+flags.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from vmsandbox.errors import UsageProblem
+from vmsandbox.model import Limits, Value
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_UNIT_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+_DURATION = re.compile(
+    r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE
+)
+
+
+def parse_size_mib(value: object) -> int:
+    """Sizes as people write them, to MiB: ``2G``, ``512M``, ``1.5GiB``, or a bare number of MiB.
+
+    Raises ValueError.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("a size is a number of MiB or text such as 2G or 512M")
+    match = _SIZE.fullmatch(str(value).strip())
+    if not match:
+        raise ValueError(f"not a size: {value!r} (write 2G, 512M or a number of MiB)")
+    size = float(match[1]) * _UNIT_MIB[match[2].lower()]
+    if size < 1:
+        raise ValueError(f"smaller than 1 MiB: {value!r}")
+    return round(size)
+
+
+def parse_duration_s(value: object) -> float:
+    """Durations as people write them, to seconds: ``90``, ``90s``, ``5m``, ``1h30m``. Raises
+    ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a duration is a number of seconds or text such as 90s, 5m or 1h30m")
+    text = str(value).strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        match = _DURATION.fullmatch(text)
+        if not match or not text:
+            raise ValueError(f"not a duration: {value!r} (write 90s, 5m or 1h30m)") from None
+        hours, minutes, rest = (float(part or 0) for part in match.groups())
+        seconds = hours * 3600 + minutes * 60 + rest
+    if not 0 < seconds < 10**8:
+        raise ValueError(f"not a duration above zero: {value!r}")
+    return seconds
+
+
+SizeMib = Annotated[int, BeforeValidator(parse_size_mib)]
+DurationS = Annotated[float, BeforeValidator(parse_duration_s)]
+
+
+class SandboxSection(Value):
+    """The ``[sandbox]`` table."""
+
+    image: str = "debian-12"
+    cpus: int = Field(default=1, ge=1, le=256)
+    memory: SizeMib = Field(default=1024, ge=128, le=4 * 1024 * 1024, description="MiB, or 2G")
+    disk: SizeMib = Field(default=20 * 1024, ge=512, le=64 * 1024 * 1024, description="MiB, or 40G")
+    timeout: DurationS | None = Field(default=None, description="seconds, or 90s, 5m, 1h30m")
+    boot_timeout: DurationS = Field(default=180.0, description="until SSH answers")
+    include: tuple[str, ...] = Field(default=(), description="globs of ignored files to bring in")
+    history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
+    env: dict[str, str] = Field(default_factory=dict)
+
+    def limits(self) -> Limits:
+        """The size of the guest, as the rest of the program speaks of it."""
+        return Limits(
+            cpus=self.cpus, memory_mib=self.memory, disk_mib=self.disk, timeout_s=self.timeout
+        )
+
+
+class ResultSection(Value):
+    """The ``[result]`` table: how much may come back."""
+
+    max_paths: int = Field(default=50_000, ge=1)
+    max_size: SizeMib = Field(default=1024, ge=1, description="MiB after inflation, or 2G")
+
+
+class Config(Value):
+    """Everything that vmsandbox.toml may say."""
+
+    sandbox: SandboxSection = SandboxSection()
+    result: ResultSection = ResultSection()
+
+
+def load(sources: Sequence[tuple[str, str]], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Merge (file name, TOML text) pairs, then flags for ``[sandbox]``; None among the flags means
+    not given.
+
+    Raises UsageProblem ``config_invalid`` that lists every problem of every source.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    for name, text in sources:
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        problems.extend(_problems(name, document))
+        for table, values in document.items():
+            if isinstance(values, dict):
+                merged.setdefault(table, {}).update(values)
+    flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    problems.extend(_problems("command line", {"sandbox": flags}))
+    if problems:
+        raise UsageProblem(
+            "config_invalid",
+            "\n  ".join([f"{len(problems)} problem(s) in the configuration:", *problems]),
+            hint="vmsandbox run --help lists every setting with its form",
+        )
+    merged.setdefault("sandbox", {}).update(flags)
+    return Config.model_validate(merged)
+
+
+def _problems(source: str, document: Mapping[str, Any]) -> list[str]:
+    try:
+        Config.model_validate(document)
+    except ValidationError as error:
+        return [f"{source}: {_dotted(item['loc'])}: {_say(item)}" for item in error.errors()]
+    return []
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "(whole file)"
+
+
+def _say(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        return "unknown key"
+    return str(item["msg"]).removeprefix("Value error, ")
