@@ -1,0 +1,1 @@
+"""Pure code only: no process, no socket; `conftest.py` enforces it."""

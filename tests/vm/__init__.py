@@ -1,0 +1,1 @@
+"""Whole lives of real guests on the built image; emulation (TCG) is enough."""
