@@ -1,0 +1,80 @@
+"""Owns the command line's top: the list of verbs and how errors become exit codes. No logic of its
+own.
+
+Verb modules import only typer, errors and output at their top, and rooms below inside their
+functions, so that
+``vmsandbox --help`` answers before libvirt, paramiko and pydantic are read.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from vmsandbox import __version__
+from vmsandbox.cli.output import Output
+from vmsandbox.errors import VmsandboxError
+
+RUN_FAILED = 125
+"""`run` returns the workload's exit code; this one says that vmsandbox itself failed, as with
+docker run."""
+
+app = typer.Typer(
+    name="vmsandbox",
+    help="One VM per coding agent: a git worktree goes in, one reviewed change set comes out.",
+    epilog=(
+        "Examples:\n\n"
+        "  vmsandbox run -- make test\n\n"
+        "  vmsandbox status\n\n"
+        "  vmsandbox review last && vmsandbox apply last\n\n"
+        "  vmsandbox ssh last"
+    ),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vmsandbox {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    Output.debug = debug
+
+
+def _register() -> None:
+    from vmsandbox.cli import doctor, guest, image, life, review, run
+
+    for module in (run, life, guest, review, doctor):
+        module.register(app)
+    app.add_typer(image.app, name="image")
+
+
+def main() -> None:
+    """Entry point of the ``vmsandbox`` program."""
+    _register()
+    try:
+        app()
+    except VmsandboxError as error:
+        Output.current.error(error)
+        sys.exit(RUN_FAILED if _verb() in ("run", "resume") else error.exit_code)
+    except KeyboardInterrupt:
+        Output.current.note("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _verb() -> str:
+    return next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
