@@ -272,31 +272,36 @@ class Store:
 
         `make` gets (id, name, endpoint). Raises UsageProblem ``name_invalid`` or ``name_taken``.
         """
+        with locked(self.lock):
+            id_, name, endpoint = self.propose(name)
+            folder = self.folder(id_)
+            record = make(id_, name, endpoint)
+            folder.path.mkdir(mode=0o711)
+            try:
+                write_value(folder.record, record)
+            except BaseException:
+                shutil.rmtree(folder.path)
+                raise
+        return folder
+
+    def propose(self, name: str | None) -> tuple[str, str, Endpoint]:
+        """An id, name and address that are free now; only :meth:`create` makes them taken."""
         if name is not None and not _NAME.fullmatch(name):
             raise UsageProblem(
                 "name_invalid",
                 f"not a sandbox name: {name!r}",
                 hint="letters, digits, '.', '_', '-'; at most 63; the first a letter or digit",
             )
-        with locked(self.lock):
-            known = self.records()
-            taken = {record.name for record in known} | {record.id for record in known}
-            if name in taken:
-                raise UsageProblem(
-                    "name_taken",
-                    f"there is a sandbox named {name!r}",
-                    hint=f"vmsandbox delete {name}    (or choose another --name)",
-                )
-            id_ = self._new_id(taken)
-            folder = self.folder(id_)
-            endpoint = self._free_endpoint(known)
-            folder.path.mkdir(mode=0o711)
-            try:
-                write_value(folder.record, make(id_, name or id_, endpoint))
-            except BaseException:
-                shutil.rmtree(folder.path)
-                raise
-        return folder
+        known = self.records()
+        taken = {record.name for record in known} | {record.id for record in known}
+        if name in taken or name == "last":
+            raise UsageProblem(
+                "name_taken",
+                f"there is a sandbox named {name!r}",
+                hint=f"vmsandbox delete {name}    (or choose another --name)",
+            )
+        id_ = self._new_id(taken)
+        return id_, name or id_, self._free_endpoint(known)
 
     def _new_id(self, taken: set[str]) -> str:
         while (
