@@ -74,12 +74,6 @@ class SandboxSection(Value):
     history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
     env: dict[str, str] = Field(default_factory=dict)
 
-    def limits(self) -> Limits:
-        """The size of the guest, as the rest of the program speaks of it."""
-        return Limits(
-            cpus=self.cpus, memory_mib=self.memory, disk_mib=self.disk, timeout_s=self.timeout
-        )
-
 
 class ResultSection(Value):
     """The ``[result]`` table: how much may come back."""
@@ -93,6 +87,19 @@ class Config(Value):
 
     sandbox: SandboxSection = SandboxSection()
     result: ResultSection = ResultSection()
+
+    def limits(self) -> Limits:
+        """The sizes and times of a guest, as the rest of the program speaks of them."""
+        box = self.sandbox
+        return Limits(
+            cpus=box.cpus,
+            memory_mib=box.memory,
+            disk_mib=box.disk,
+            timeout_s=box.timeout,
+            boot_timeout_s=box.boot_timeout,
+            result_max_paths=self.result.max_paths,
+            result_max_mib=self.result.max_size,
+        )
 
 
 def load(sources: Sequence[tuple[str, str]], overrides: Mapping[str, Any] | None = None) -> Config:

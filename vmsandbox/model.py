@@ -157,12 +157,15 @@ class Outcome(StrEnum):
 
 
 class Limits(Value):
-    """The size of a guest and how long its task may take."""
+    """The size of a guest, how long its boot and its task may take, how much may come back."""
 
     cpus: int = Field(default=1, ge=1, le=256)
     memory_mib: int = Field(default=1024, ge=64, le=4 * 1024 * 1024)
     disk_mib: int = Field(default=20 * 1024, ge=256, le=64 * 1024 * 1024)
     timeout_s: float | None = Field(default=None, gt=0, description="None: no limit")
+    boot_timeout_s: float = Field(default=180.0, gt=0, description="until SSH answers")
+    result_max_paths: int = Field(default=50_000, ge=1)
+    result_max_mib: int = Field(default=1024, ge=1, description="after inflation")
 
 
 class Task(Value):

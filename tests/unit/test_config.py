@@ -43,8 +43,8 @@ def test_later_sources_win_and_absent_flags_do_not() -> None:
     )
     assert config.sandbox.cpus == 3
     assert config.sandbox.memory == 2048
-    assert config.sandbox.limits().timeout_s == 300
-    assert config.result.max_paths == 7
+    assert config.limits().timeout_s == 300
+    assert config.limits().result_max_paths == 7
 
 
 def test_all_problems_at_once() -> None:
