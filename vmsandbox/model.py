@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -259,6 +259,14 @@ class Snapshot(Value):
     )
 
 
+class TreeEntry(NamedTuple):
+    """One entry of a whole tree's listing, directories included; a plain tuple since trees are large."""
+
+    path: bytes
+    mode: int
+    oid: str
+
+
 class ChangeKind(StrEnum):
     ADDED = "A"
     MODIFIED = "M"
@@ -302,6 +310,9 @@ class ChangeSet(Value):
     result_commit: Oid
     result_tree: Oid
     changes: tuple[Change, ...] = ()
+    removed_dirs: tuple[TreePath, ...] = Field(
+        default=(), description="every directory of the base that the result no longer has"
+    )
     agent_commits: tuple[AgentCommit, ...] = ()
     pack_bytes: int = 0
     collected_at: datetime = Field(default_factory=now)
