@@ -1,0 +1,33 @@
+# The two commands of the README are `make demo` and `make test`; each does the set-up that it needs.
+PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check unit clean
+
+help:  ## list what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup:  ## packages, .venv, host check, image; at once done when nothing is missing
+	@scripts/setup
+
+demo:  ## two real tasks in two VMs: run, review, apply one, drop the other
+	@scripts/setup
+	@$(PYTHON) demo/demo.py
+
+test:  ## all tests; boots real guests
+	@scripts/setup --tests
+	@$(PYTHON) -m pytest $(ARGS)
+
+check:  ## what to run before a commit: style, types, unit tests; needs no VM
+	@scripts/setup --venv
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m pytest -q tests/unit
+
+unit:  ## the unit tests alone
+	@scripts/setup --venv
+	@$(PYTHON) -m pytest -q tests/unit
+
+clean:  ## remove what the tools left in the clone; state folder and .venv stay
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
