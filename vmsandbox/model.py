@@ -260,7 +260,7 @@ class Snapshot(Value):
 
 
 class TreeEntry(NamedTuple):
-    """One entry of a whole tree's listing, directories included; a plain tuple since trees are large."""
+    """One entry of a whole tree's listing, directories included; plain, as trees are large."""
 
     path: bytes
     mode: int
@@ -410,7 +410,7 @@ class SandboxRecord(Value):
     image_digest: Digest
     libvirt_uri: str
     domain_uuid: str
-    endpoint: Endpoint | None = None
+    endpoint: Endpoint
     keep: bool = False
     snapshot: Snapshot | None = None
     base_in_guest: bool = Field(default=False, description="the worktree was unpacked in the guest")
