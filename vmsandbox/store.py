@@ -315,7 +315,7 @@ class Store:
     def _free_endpoint(self, known: list[SandboxRecord]) -> Endpoint:
         """A loopback address that no sandbox of ours has and on which nothing of anybody's
         listens."""
-        used = {record.endpoint.address for record in known if record.endpoint}
+        used = {record.endpoint.address for record in known}
         for _ in range(4096):
             parts = [secrets.randbelow(254) + 1 for _ in range(3)]
             address = "127." + ".".join(map(str, parts))
