@@ -1,0 +1,101 @@
+"""Makes real git repositories for tests, and tells whether a folder changed.
+
+The git that is called here reads no configuration of the person who runs the tests.
+"""
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+_ENVIRONMENT = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_AUTHOR_NAME": "Ann Author",
+    "GIT_AUTHOR_EMAIL": "ann@example.org",
+    "GIT_AUTHOR_DATE": "2024-01-02T03:04:05Z",
+    "GIT_COMMITTER_NAME": "Ann Author",
+    "GIT_COMMITTER_EMAIL": "ann@example.org",
+    "GIT_COMMITTER_DATE": "2024-01-02T03:04:05Z",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ALLOW_PROTOCOL": "file",
+}
+
+
+def git(folder: Path, *arguments: str | bytes, stdin: bytes = b"") -> bytes:
+    """Run git in `folder` and return what it prints; CalledProcessError shows its complaint."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env=_ENVIRONMENT, input=stdin, capture_output=True
+    )
+    if done.returncode:
+        raise AssertionError(f"git {arguments!r} in {folder}: {done.stderr.decode()}")
+    return done.stdout
+
+
+class Repository:
+    """A repository with a work tree, or a linked worktree of one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, files: dict[str, str | bytes] | None = None) -> "Repository":
+        """A new repository on branch main; with `files`, they are its first commit."""
+        path.mkdir(parents=True, exist_ok=True)
+        git(path, "init", "--quiet", "--initial-branch=main")
+        repository = cls(path)
+        for name, content in (files or {}).items():
+            repository.write(name, content)
+        if files:
+            repository.commit("first")
+        return repository
+
+    def git(self, *arguments: str | bytes, stdin: bytes = b"") -> str:
+        return git(self.path, *arguments, stdin=stdin).decode().strip()
+
+    def write(self, name: str | bytes, content: str | bytes, *, executable: bool = False) -> Path:
+        path = self.path / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.chmod(0o755 if executable else 0o644)
+        return path
+
+    def link(self, name: str, target: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        return path
+
+    def commit(self, message: str) -> str:
+        """Commit everything there is; returns the commit."""
+        git(self.path, "add", "--all")
+        git(self.path, "commit", "--quiet", "--allow-empty", "--message", message)
+        return self.git("rev-parse", "HEAD")
+
+    def linked_worktree(self, path: Path, branch: str) -> "Repository":
+        git(self.path, "worktree", "add", "--quiet", "-b", branch, str(path))
+        return Repository(path)
+
+
+def fingerprint(folder: Path, *, without: frozenset[str] = frozenset({".git"})) -> str:
+    """One checksum over every name, type, mode, link target and byte below `folder`.
+
+    `without` names directories directly below it that do not count.
+    """
+    whole = hashlib.sha256()
+    for base, directories, files in os.walk(folder):
+        if base == str(folder):
+            directories[:] = [name for name in directories if name not in without]
+            files = [name for name in files if name not in without]
+        directories.sort()
+        for path in (Path(base, name) for name in sorted([*directories, *files])):
+            whole.update(os.fsencode(path.relative_to(folder)) + b"\0")
+            whole.update(b"%o\0" % path.lstat().st_mode)
+            if path.is_symlink():
+                whole.update(os.fsencode(path.readlink()))
+            elif path.is_file():
+                whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
