@@ -202,6 +202,20 @@ class Accelerator(StrEnum):
     TCG = "tcg"
 
 
+class LibvirtFacts(Value):
+    """What one libvirt says about itself and the QEMU it would run."""
+
+    libvirt_uri: str
+    libvirt_version: str
+    qemu_version: str
+    qemu_binary: Path
+    machine: str = Field(description="the machine type with its version, e.g. pc-q35-7.2")
+    qemu_uid: int = Field(description="uid that QEMU runs as; our own with qemu:///session")
+    qemu_gid: int
+    security_models: tuple[str, ...] = Field(default=(), description="e.g. dac, apparmor, selinux")
+    answered_in_s: float = Field(description="how long it took to ask about QEMU's capabilities")
+
+
 class HostFacts(Value):
     """What the host is, as far as a launch depends on it."""
 
