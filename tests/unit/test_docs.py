@@ -1,0 +1,35 @@
+"""What the documents say about files, links and packages is so."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def file_names_of_the_store() -> list[str]:
+    tree = ast.parse((ROOT / "vmsandbox" / "store.py").read_bytes())
+    return [
+        str(call.args[0].value)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "_File"
+        and isinstance(call.args[0], ast.Constant)
+    ]
+
+
+def test_the_layout_names_every_file_of_the_state_folder() -> None:
+    layout = (ROOT / "docs" / "layout.md").read_text()
+    names = file_names_of_the_store()
+    assert len(names) > 20
+    assert not [name for name in names if not re.search(rf"`{re.escape(name)}/?`", layout)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_our_own_files_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
+    assert not [target for target in targets if not (document.parent / target).exists()]
