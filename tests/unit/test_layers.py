@@ -65,7 +65,7 @@ PROGRAM_OWNERS: Mapping[str, str | None] = {
 }
 
 PURE_FLOORS = frozenset({0, 1})
-IMPURE_MODULES = frozenset({"subprocess", "socket", "shutil", "tempfile", "threading", "psutil"})
+IMPURE_MODULES = frozenset({"subprocess", "socket", "shutil", "tempfile", "psutil"})
 
 
 def room_of(path: Path) -> str:
