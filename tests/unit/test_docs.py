@@ -33,3 +33,21 @@ def test_the_layout_names_every_file_of_the_state_folder() -> None:
 def test_links_to_our_own_files_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     assert not [target for target in targets if not (document.parent / target).exists()]
+
+
+def package_lists_of_setup() -> dict[str, set[str]]:
+    text = (ROOT / "scripts" / "setup").read_text()
+    found: dict[str, set[str]] = {}
+    pattern = r"^readonly (?:PYTHON|HOST|ALL)_PACKAGES_(\w+)='([^']*)'"
+    for family, names in re.findall(pattern, text, re.MULTILINE):
+        found.setdefault(family, set()).update(names.split())
+    return found
+
+
+def test_the_readme_names_the_packages_that_setup_names() -> None:
+    table = re.search(r"^\| for \|.*?\n\n", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert table
+    rows = [line.split("|")[2:-1] for line in table[0].strip().splitlines()[2:]]
+    for position, family in enumerate(("debian", "fedora", "arch", "opensuse")):
+        named = {name for row in rows for name in row[position].replace("`", "").split()}
+        assert named == package_lists_of_setup()[family] - {"make"}, family
