@@ -1,0 +1,288 @@
+"""Owns the verbs that carry out a task: run, resume, and the detached manager's hidden entry."""
+
+import codecs
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vmsandbox.cli import output
+from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
+from vmsandbox.errors import UsageProblem
+from vmsandbox.text import printable
+
+if TYPE_CHECKING:
+    from vmsandbox.sandbox import Manager, Report, Rooms
+    from vmsandbox.store import SandboxFolder
+
+FAILED = 125
+TIMED_OUT = 124
+CANCELLED = 130
+"""Exit codes for tasks that did not end by themselves, as docker run,
+timeout(1) and shells have them; 125 where the guest never said how it ended."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the program."""
+    app.command(context_settings={"allow_interspersed_args": False})(run)
+    app.command()(resume)
+    app.command(hidden=True, name="_manage")(manage)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")],
+    image: Annotated[
+        str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
+    worktree: Annotated[
+        Path | None, typer.Option(help="The folder to work on. [default: the current worktree]")
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
+    memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
+    disk: Annotated[str | None, typer.Option(help="40G, 512M. [default: 20G]")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="End the task after 90s, 5m, 1h30m. [default: never]")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Bring ignored files along, too.")
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the guest running.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would be done, and the domain XML; stop.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a command on a worktree in a virtual machine of its own, and bring back its changes.
+
+    The worktree on the host stays as it is until you apply the result. Ctrl-C once asks the task
+    to end and still collects; twice stops at once. The exit code is the command's; 124 after a
+    timeout; 125 if vmsandbox itself failed.
+
+    Examples:
+
+      vmsandbox run -- make test
+
+      vmsandbox run --timeout 20m --memory 4G -e CI=1 -- sh -c 'npm ci && npm test'
+
+      vmsandbox run --detach --name fix-login -- ./agent.sh
+    """
+    from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose
+
+    out = output.begin(as_json)
+    request = Request(
+        command=tuple(command),
+        worktree=(worktree or Path()).absolute(),
+        worktree_given=worktree is not None,
+        name=name,
+        env=environment(env or []),
+        keep=keep,
+        overrides={
+            "image": image,
+            "cpus": cpus,
+            "memory": memory,
+            "disk": disk,
+            "timeout": timeout,
+            "include": include or None,
+            "history": history,
+        },
+    )
+    with Rooms.open(note=out.note) as rooms:
+        if plan:
+            proposal = propose(rooms, request)
+            data = proposal.model_dump(mode="json")
+            out.result(data, "\n".join([*proposal.steps, "", proposal.domain_xml]))
+            return
+        folder = create_sandbox(rooms, request)
+        if detach:
+            _detach(out, folder)
+            return
+        _carry_out(out, rooms, folder)
+
+
+def resume(
+    selector: SelectorArgument,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="In the background.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take up a sandbox again whose manager, guest or host went away, and bring it to its end.
+
+    Example: vmsandbox resume last
+    """
+    from vmsandbox.sandbox import Rooms
+
+    out = output.begin(as_json)
+    with Rooms.open(note=out.note) as rooms:
+        folder = rooms.store.resolve(selector)
+        if detach:
+            _detach(out, folder)
+            return
+        _carry_out(out, rooms, folder)
+
+
+def manage(id_: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Carry out a sandbox in the background (started by --detach)."""
+    from vmsandbox.sandbox import Rooms
+
+    out = output.begin(False)
+    with Rooms.open(note=out.note) as rooms:
+        _carry_out(out, rooms, rooms.store.resolve(id_), quiet=True)
+
+
+def environment(pairs: list[str]) -> dict[str, str]:
+    """``K=V`` sets; ``K`` alone takes the value from our own environment, as docker run does."""
+    import os
+
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key.isidentifier() or not key.isascii():
+            raise UsageProblem("env_invalid", f"not a variable: {pair!r}", hint="--env NAME=VALUE")
+        if equals:
+            values[key] = value
+        elif key in os.environ:
+            values[key] = os.environ[key]
+    return values
+
+
+def _detach(out: Output, folder: "SandboxFolder") -> None:
+    from vmsandbox.sandbox import spawn_manager
+
+    spawn_manager(folder)
+    out.result({"id": folder.id}, folder.id)
+
+
+def _carry_out(
+    out: Output, rooms: "Rooms", folder: "SandboxFolder", *, quiet: bool = False
+) -> None:
+    """Bring a sandbox to its end while signals are listened to; exits with the task's code."""
+    from vmsandbox.sandbox import Manager
+
+    listener = _Terminal(out, quiet=quiet)
+    with Manager.of(rooms, folder, listener) as manager:
+        report = _with_signals(out, manager)
+    listener.close()
+    out.result(report.model_dump(mode="json"), None)
+    if not out.as_json and not quiet:
+        _say(out, report)
+    raise typer.Exit(exit_code(report.outcome, report.exit_code))
+
+
+def exit_code(outcome: str, code: int | None) -> int:
+    """The task's own exit code, or the customary one where it did not end by itself."""
+    if outcome == "timeout":
+        return TIMED_OUT
+    if outcome == "cancelled":
+        return CANCELLED
+    return FAILED if code is None else code
+
+
+def _say(out: Output, report: "Report") -> None:
+    changes = f"{report.changes} change(s)" if report.changes else "no changes"
+    code = "" if report.exit_code is None else f", exit code {report.exit_code}"
+    out.note(f"{report.id}: {report.outcome}{code}, {changes}")
+    if report.detail:
+        out.note(report.detail)
+    if report.changes:
+        out.note(f"next: vmsandbox review {report.id}")
+
+
+def _with_signals(out: Output, manager: "Manager") -> "Report":
+    """The manager works in a thread so that a signal never cuts a step in half."""
+    outcome: list[Report | BaseException] = []
+    thread = threading.Thread(
+        target=_guarded(manager.carry_out, outcome), name="manager", daemon=True
+    )
+    asked = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            out.note("asking the task to end; what it did is still collected (again: stop at once)")
+            threading.Thread(target=manager.ask_to_end, daemon=True).start()
+        elif asked == 2:
+            out.note("stopping at once; the disk is kept: vmsandbox resume collects from it")
+            threading.Thread(target=manager.end_now, daemon=True).start()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.5)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    found = outcome[0]
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _guarded(
+    work: "Callable[[], Report]", outcome: "list[Report | BaseException]"
+) -> Callable[[], None]:
+    def guarded() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+
+    return guarded
+
+
+class _Terminal:
+    """Prints a life as it goes on: output where it belongs, phases on stderr."""
+
+    def __init__(self, out: Output, *, quiet: bool) -> None:
+        self._out = out
+        self._quiet = quiet
+        self._decoders: dict[str, Any] = {}
+        self._status: Any = None
+
+    def phase(self, name: str) -> None:
+        if self._quiet or self._out.as_json:
+            return
+        self.close()
+        if name == "run":
+            return
+        if sys.stderr.isatty():
+            self._status = self._out.console(stderr=True).status(f"{name} …")
+            self._status.start()
+        else:
+            self._out.note(f"{name} …")
+
+    def note(self, text: str) -> None:
+        self._out.note(text)
+
+    def output(self, stream: str, data: bytes) -> None:
+        if self._quiet:
+            return
+        # With --json stdout holds the one object, so what the task says goes to stderr.
+        target = sys.stdout if stream == "stdout" and not self._out.as_json else sys.stderr
+        if target.isatty():
+            make = codecs.getincrementaldecoder("utf-8")
+            decoder = self._decoders.setdefault(stream, make("surrogateescape"))
+            target.write(printable(decoder.decode(data)).replace("\\x0d\n", "\n"))
+        else:
+            target.buffer.write(data)
+        target.flush()
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
