@@ -1,0 +1,35 @@
+"""Owns change sets on their way to the host: inspect, present, show, approve, apply, drop.
+
+The only writer of a sandbox's change set, result record and ledger. It never needs a guest, and
+what it writes to is only ever the folder it is told to. Without a decision nothing is applied.
+"""
+
+from vmsandbox.review.applying import Applied, ApplyConflict, apply, conflicts
+from vmsandbox.review.decisions import approve, approved_paths, decider, drop, stale
+from vmsandbox.review.inspection import ResultStore, inspect_result
+from vmsandbox.review.record import Ledger, abandon, present, read
+from vmsandbox.review.show import Review, show
+from vmsandbox.selection import Selection
+from vmsandbox.target import Conflict
+
+__all__ = [
+    "Applied",
+    "ApplyConflict",
+    "Conflict",
+    "Ledger",
+    "ResultStore",
+    "Review",
+    "Selection",
+    "abandon",
+    "apply",
+    "approve",
+    "approved_paths",
+    "conflicts",
+    "decider",
+    "drop",
+    "inspect_result",
+    "present",
+    "read",
+    "show",
+    "stale",
+]

@@ -1,0 +1,157 @@
+"""Owns who decided what: approvals and drops, what they cover, and when they no longer hold."""
+
+import contextlib
+import getpass
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from vmsandbox.errors import ReviewRefused, UsageProblem
+from vmsandbox.model import ChangeSet, Decision, ResultRecord, ResultState, Verdict
+from vmsandbox.review.record import forget_ledger, note, read, stepped, write_record
+from vmsandbox.selection import Selection, Step, select, steps_of
+from vmsandbox.store import SandboxFolder, locked
+
+_MIN_DIGEST_DIGITS = 8
+
+
+def approve(
+    folder: SandboxFolder,
+    *,
+    selection: Selection | None = None,
+    digest: str | None = None,
+    who: str | None = None,
+) -> ResultRecord:
+    """Record that the change set (or the chosen part) may be applied.
+
+    `digest` is what the approver has read, the whole or its beginning; if it is not what lies
+    here now, ReviewRefused ``approval_stale``. After a drop ReviewRefused ``result_dropped``.
+    """
+    with locked(folder.result_lock):
+        change_set, record = read(folder)
+        refuse_other_digest(folder, change_set, digest)
+        refuse_dropped(folder, record)
+        if record.state in (ResultState.APPLIED, ResultState.NONE):
+            return record
+        every = steps_of(change_set.changes)
+        return add_approval(folder, change_set, record, select(every, selection), who)
+
+
+def drop(
+    folder: SandboxFolder, *, is_live: Callable[[], bool], who: str | None = None
+) -> ResultRecord:
+    """Decide that the rest of the change set is never applied; again is no problem.
+
+    Raises ReviewRefused ``task_live`` or ``already_applied``.
+    """
+    with locked(folder.result_lock):
+        refuse_live(folder, is_live)
+        change_set, record = read(folder)
+        if record.state is ResultState.DROPPED:
+            return record
+        if record.state is ResultState.APPLIED:
+            raise ReviewRefused(
+                "already_applied",
+                f"the result of {folder.id} was applied to {record.target}",
+                hint=f"vmsandbox delete {folder.id}",
+            )
+        forget_ledger(folder)
+        decision = Decision(verdict=Verdict.DROPPED, digest=change_set.digest, who=who or decider())
+        note(folder, f"dropped {change_set.digest} by {decision.who}")
+        return write_record(folder, _decided(record, ResultState.DROPPED, decision))
+
+
+def add_approval(
+    folder: SandboxFolder,
+    change_set: ChangeSet,
+    record: ResultRecord,
+    chosen: Sequence[Step],
+    who: str | None,
+) -> ResultRecord:
+    """Write an approval of the chosen steps; the caller holds the lock."""
+    all_of_it = len(chosen) == len(steps_of(change_set.changes))
+    decision = Decision(
+        verdict=Verdict.APPROVED,
+        digest=change_set.digest,
+        who=who or decider(),
+        paths=() if all_of_it else tuple(step.path for step in chosen),
+    )
+    which = "" if all_of_it else f" ({len(chosen)} paths)"
+    note(folder, f"approved {change_set.digest}{which} by {decision.who}")
+    return write_record(folder, _decided(record, ResultState.APPROVED, decision))
+
+
+def _decided(record: ResultRecord, state: ResultState, decision: Decision) -> ResultRecord:
+    decisions = (*record.decisions, decision)
+    return stepped(record, state).model_copy(update={"decisions": decisions})
+
+
+def decider() -> str:
+    """The name of whoever decides: the user, or who became root through sudo."""
+    sudo_user = os.environ.get("SUDO_USER")
+    if sudo_user and os.geteuid() == 0:
+        return f"{sudo_user} (sudo)"
+    with contextlib.suppress(OSError, KeyError):
+        return getpass.getuser()
+    return f"uid {os.geteuid()}"
+
+
+def approved_paths(
+    change_set: ChangeSet, record: ResultRecord, every: Iterable[Step]
+) -> frozenset[bytes]:
+    """The paths that approvals of this very digest cover."""
+    covered: set[bytes] = set()
+    for decision in record.decisions:
+        if decision.verdict is Verdict.APPROVED and decision.digest == change_set.digest:
+            covered |= set(decision.paths or (step.path for step in every))
+    return frozenset(covered)
+
+
+def stale(change_set: ChangeSet, record: ResultRecord) -> Decision | None:
+    """The last decision, if it approves another digest than what lies here now."""
+    last = record.decisions[-1] if record.decisions else None
+    if last is None or last.verdict is not Verdict.APPROVED or last.digest == change_set.digest:
+        return None
+    return last
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def refuse_live(folder: SandboxFolder, is_live: Callable[[], bool]) -> None:
+    if is_live():
+        raise ReviewRefused(
+            "task_live",
+            f"the task of {folder.id} still runs, its result may change",
+            hint=f"vmsandbox logs -f {folder.id}    (or: vmsandbox stop {folder.id})",
+        )
+
+
+def refuse_dropped(folder: SandboxFolder, record: ResultRecord) -> None:
+    if record.state is ResultState.DROPPED:
+        raise ReviewRefused(
+            "result_dropped",
+            f"the result of {folder.id} was dropped",
+            hint=f"vmsandbox delete {folder.id}",
+        )
+
+
+def refuse_other_digest(folder: SandboxFolder, change_set: ChangeSet, digest: str | None) -> None:
+    """Refuse if `digest` (or its beginning) is given and names something else."""
+    if digest is None:
+        return
+    wanted = digest.removeprefix("sha256:")
+    if len(wanted) < _MIN_DIGEST_DIGITS:
+        raise UsageProblem(
+            "digest_short", f"give at least {_MIN_DIGEST_DIGITS} hexadecimal digits of the digest"
+        )
+    if not change_set.digest.startswith(f"sha256:{wanted}"):
+        refuse_stale(folder, f"sha256:{wanted}", change_set.digest)
+
+
+def refuse_stale(folder: SandboxFolder, approved: str, current: str) -> NoReturn:
+    raise ReviewRefused(
+        "approval_stale",
+        f"approved was {approved}, but the result of {folder.id} is now {current}",
+        hint=f"vmsandbox review {folder.id} && vmsandbox approve {folder.id}",
+    )

@@ -1,0 +1,127 @@
+"""Owns what a reviewer is told: outcome, changes, risks, conflicts, evidence, next commands."""
+
+import contextlib
+from pathlib import Path
+
+from vmsandbox.errors import NegativeAnswer, UsageProblem
+from vmsandbox.model import (
+    ChangeSet,
+    Digest,
+    ExecResult,
+    Failure,
+    Limits,
+    ResultRecord,
+    ResultState,
+    SandboxRecord,
+    Value,
+)
+from vmsandbox.review.applying import conflicts
+from vmsandbox.review.decisions import stale
+from vmsandbox.review.record import read
+from vmsandbox.store import SandboxFolder
+from vmsandbox.target import Conflict
+
+
+class Review(Value):
+    """All that a decision rests on. `problems` are sentences for people."""
+
+    id: str
+    name: str
+    live: bool
+    worktree: Path
+    command: tuple[str, ...]
+    exec_result: ExecResult | None
+    failure: Failure | None
+    limits: Limits
+    image_name: str
+    image_digest: Digest
+    result: ResultRecord
+    change_set: ChangeSet | None
+    conflicts: tuple[Conflict, ...] = ()
+    problems: tuple[str, ...] = ()
+    evidence: dict[str, Path]
+    next: tuple[str, ...] = ()
+
+
+def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Review:
+    """Gather the review of a sandbox; nothing is written, no guest is asked.
+
+    Raises HostProblem ``record_missing`` or ``record_broken``.
+    """
+    record = folder.read_record()
+    change_set, result = None, ResultRecord()
+    with contextlib.suppress(NegativeAnswer):  # not collected: the rest is worth showing as well
+        change_set, result = read(folder)
+    problems = _problems(folder, change_set, result, live)
+    found: tuple[Conflict, ...] = ()
+    if change_set is not None and result.state is not ResultState.DROPPED:
+        try:
+            found = conflicts(folder, target or record.task.worktree)
+        except UsageProblem as problem:
+            problems.append(problem.message)
+    return Review(
+        id=record.id,
+        name=record.name,
+        live=live,
+        worktree=record.task.worktree,
+        command=record.task.command,
+        exec_result=record.exec_result,
+        failure=record.failure,
+        limits=record.limits,
+        image_name=record.image_name,
+        image_digest=record.image_digest,
+        result=result,
+        change_set=change_set,
+        conflicts=found,
+        problems=tuple(problems),
+        evidence=_evidence(folder),
+        next=_next(record, result, change_set, live),
+    )
+
+
+def _problems(
+    folder: SandboxFolder, change_set: ChangeSet | None, result: ResultRecord, live: bool
+) -> list[str]:
+    problems = []
+    if live:
+        problems.append("the task still runs: the result may change, apply and drop are refused")
+    if change_set is None:
+        problems.append("no result was collected")
+    elif (old := stale(change_set, result)) is not None:
+        problems.append(f"the approval by {old.who} is stale: it names {old.digest}")
+    if folder.ledger.exists():
+        problems.append("an apply was cut short; the next apply finishes it")
+    return problems
+
+
+def _evidence(folder: SandboxFolder) -> dict[str, Path]:
+    files = {
+        "stdout": folder.stdout,
+        "stderr": folder.stderr,
+        "console": folder.console,
+        "events": folder.events,
+        "change_set": folder.change_set,
+        "result_git": folder.result_git,
+    }
+    return {name: path for name, path in files.items() if path.exists()}
+
+
+def _next(
+    record: SandboxRecord, result: ResultRecord, change_set: ChangeSet | None, live: bool
+) -> tuple[str, ...]:
+    if live:
+        return (f"vmsandbox logs -f {record.name}", f"vmsandbox stop {record.name}")
+    if change_set is None:
+        return (f"vmsandbox logs {record.name}", f"vmsandbox delete {record.name}")
+    if result.state in (ResultState.APPLIED, ResultState.DROPPED, ResultState.NONE):
+        return (f"vmsandbox delete {record.name}",)
+    drop = f"vmsandbox drop {record.name}"
+    if result.state is ResultState.APPROVED:
+        return (f"vmsandbox apply {record.name}", drop)
+    named = change_set.digest.removeprefix("sha256:")[:12]
+    return (
+        f"vmsandbox review {record.name} --diff",
+        f"vmsandbox approve {record.name} --digest {named}",
+        f"vmsandbox apply {record.name}",
+        drop,
+    )
