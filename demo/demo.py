@@ -113,7 +113,7 @@ def two_worktrees(names: Sequence[str]) -> Iterator[list[Path]]:
 def start_task(worktree: Path, log: BinaryIO) -> "subprocess.Popen[bytes]":
     """Begin `run` on a worktree, in a session of its own so that Ctrl-C meets the demo alone."""
     name = worktree.name
-    options = ["--name", name, "--worktree", str(worktree), "--timeout", "10m", "--keep"]
+    options = ["--name", name, "--worktree", str(worktree), "--timeout", "10m"]
     return subprocess.Popen(
         [str(PROGRAM), "run", *options, "--", "python3", "-c", TASK, name],
         stdin=subprocess.DEVNULL,
@@ -140,11 +140,11 @@ def two_tasks(worktrees: Sequence[Path]) -> Iterator[list["subprocess.Popen[byte
         names = [worktree.name for worktree in worktrees]
         left = [name for name in names if name in sandbox_names()]
         if left:
-            subprocess.run([PROGRAM, "delete", *left], stdin=subprocess.DEVNULL)
+            subprocess.run([PROGRAM, "delete", "--force", *left], stdin=subprocess.DEVNULL)
 
 
 def sandbox_names() -> set[str]:
-    return {sandbox["name"] for sandbox in ask("status", "--all")}
+    return {sandbox["name"] for sandbox in ask("status")["sandboxes"]}
 
 
 def wait_for(what: str, happened: Callable[[], bool], tasks: Sequence[Any]) -> None:
@@ -176,7 +176,7 @@ def work(story: Story, worktrees: Sequence[Path]) -> None:
     story.chapter("Two tasks at once, each in a VM of its own")
     for worktree in worktrees:
         story.tell(
-            f"$ vmsandbox run --name {worktree.name} --worktree {worktree} --keep"
+            f"$ vmsandbox run --name {worktree.name} --worktree {worktree}"
             " -- python3 -c '… bind port 3000, write a file …' &"
         )
     with two_tasks(worktrees) as tasks:
@@ -220,11 +220,23 @@ def decide(story: Story, worktrees: Sequence[Path], before: Sequence[str]) -> No
 
 def free(story: Story, names: Sequence[str]) -> None:
     story.chapter("Free everything")
-    folders = [Path(ask("status", name)[0]["folder"]) for name in names]
+    ids = [one["id"] for one in ask("status", *names)["sandboxes"]]
     story.call("delete", *names)
-    story.call("cleanup")
     story.claim(not set(names) & sandbox_names(), "status knows neither sandbox")
-    story.claim(not [f for f in folders if f.exists()], "their folders are gone")
+    left = [item["what"] for item in ask("cleanup", "--dry-run")["items"]]
+    story.claim(not set(ids) & set(left), "cleanup finds nothing of them")
+    story.claim(not processes_naming(ids), "no process of them runs")
+
+
+def processes_naming(words: Sequence[str]) -> list[str]:
+    """Pids whose command line holds one of the words; QEMU's names its sandbox's folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = entry.read_bytes()
+            if any(word.encode() in command for word in words):
+                found.append(entry.parent.name)
+    return found
 
 
 def main() -> int:
@@ -235,7 +247,7 @@ def main() -> int:
     try:
         with two_worktrees(names) as worktrees:
             work(story, worktrees)
-    except Broken as problem:
+    except (Broken, subprocess.SubprocessError, OSError) as problem:
         print(f"\nThe demo failed: {problem}", file=sys.stderr)
         return 1
     story.chapter("Done")

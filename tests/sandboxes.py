@@ -107,9 +107,8 @@ def state_folder(images: Path, person: Person | None = None) -> Iterator[State]:
 
 def free(state: State) -> None:
     """Delete every sandbox of the folder by the ordinary verb; nothing may stay."""
-    if ids := state.ids():
-        state("stop", "--all")
-        answer = state("delete", *ids)
+    if state.ids():
+        answer = state("delete", "--all", "--force")
         assert not state.ids(), f"delete left {state.ids()}: {answer.out}{answer.err}"
 
 
