@@ -46,13 +46,17 @@ _REAPERS = frozenset(
     }
 )
 _LIBVIRT_VARIABLES = ("HOME", "LANG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
-# Restarts a daemon that was killed, gives up on one that cannot start; a clean end is an end.
-# Each guest costs the daemons a few descriptors, so they get all that the host allows.
+# Brings back a daemon that was killed and gives up on one that cannot start: ten short lives.
+# A clean end is an end. Each guest costs the daemons a few descriptors: they get what there is.
 _KEEP_RUNNING = """
 ulimit -n "$(ulimit -H -n)"
 trap 'exit 0' TERM
-left=10
-until "$@"; do left=$((left - 1)); [ "$left" -gt 0 ] || exit 1; sleep 1; done
+lives=10
+while began=$(date +%s); ! "$@"; do
+  [ "$(($(date +%s) - began))" -gt 5 ] && lives=10
+  lives=$((lives - 1)) && [ "$lives" -gt 0 ] || exit 1
+  sleep 0.5
+done
 """
 
 
@@ -110,7 +114,8 @@ def prepare(uri: str) -> None:
     if uri != SESSION_URI:
         return
     _adopt_runtime_dir()
-    if not (init_is_known_to_reap() or os.geteuid() == 0):
+    if not init_is_known_to_reap():
+        os.environ["LIBVIRT_AUTOSTART"] = "0"  # libvirt would start one without tini
         start(uri)
 
 

@@ -15,8 +15,8 @@ from vmsandbox.hypervisor.problems import is_lost, translate
 
 _T = TypeVar("_T")
 
-RECONNECT_DEADLINE_S = 8.0
-"""A daemon that was killed is back within a second or two, whoever looks after it."""
+RECONNECT_DEADLINE_S = 3.0
+"""A daemon that was killed is back within two seconds, whoever looks after it."""
 
 _KEEPALIVE_S = 5
 _KEEPALIVE_COUNT = 4

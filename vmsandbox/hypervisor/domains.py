@@ -170,7 +170,7 @@ class Hypervisor:
         HostProblem ``libvirt_unreachable`` only if neither libvirt nor a process could be found.
         """
         try:
-            self._with(uuid, "destroying", lambda domain: domain.destroy())
+            self._with(uuid, "destroying", _destroy)
         except HostProblem as problem:
             process = processes.find(uuid)
             if process is not None:
@@ -278,6 +278,15 @@ class Hypervisor:
     ) -> _T:
         what = f"{doing} domain {uuid}"
         return self._connection.call(what, lambda c: ask(c.lookupByUUIDString(uuid)), again=again)
+
+
+def _destroy(domain: libvirt.virDomain) -> None:
+    """A libvirtd that is just taking up its domains again may lose this one under our hands."""
+    try:
+        domain.destroy()
+    except libvirt.libvirtError as error:
+        if not is_absent(error):
+            raise
 
 
 def _owned(domain: libvirt.virDomain) -> OwnedDomain | None:
