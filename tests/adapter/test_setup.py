@@ -1,0 +1,89 @@
+"""The set-up script and the build machine's script, run for real."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETUP = ROOT / "scripts" / "setup"
+BUILD = ROOT / ".ci" / "run"
+
+
+def call(*argv: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(word) for word in argv],
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_where_nothing_is_missing_setup_is_quick_and_silent() -> None:
+    first = call(SETUP, "--venv")
+    assert first.returncode == 0, first.stderr
+    began = time.monotonic()
+    second = call(SETUP, "--venv")
+    assert time.monotonic() - began < 1
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert call(SETUP, "--everything").returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may put another os-release in place")
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ("ID=fedora\n", "dnf install"),
+        ("ID=manjaro\nID_LIKE=arch\n", "pacman -S"),
+        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\n', "zypper install"),
+        ("ID=ubuntu\nID_LIKE=debian\n", "apt-get install"),
+        ("ID=somelinux\n", "names in Debian"),
+    ],
+)
+def test_other_distributions_are_told_what_to_install(
+    tmp_path: Path, release: str, command: str
+) -> None:
+    (tmp_path / "os-release").write_text(release)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "flock", "tr", "mount"):
+        (tools / tool).symlink_to(shutil.which(tool) or pytest.fail(f"no {tool}"))
+    script = f"mount --bind {tmp_path}/os-release /etc/os-release && exec {SETUP}"
+    unshare = shutil.which("unshare") or pytest.fail("no unshare")
+    done = call(unshare, "--mount", "bash", "-c", script, PATH=str(tools))
+    assert done.returncode == 3, done.stderr
+    assert command in done.stderr
+    assert "qemu-system-x86" in done.stderr or "qemu-x86" in done.stderr
+    assert done.stdout == ""
+
+
+def build_machine(folder: Path, recipe: str) -> "subprocess.CompletedProcess[str]":
+    """Run a copy of .ci/run whose `make test` does `recipe`."""
+    (folder / ".ci").mkdir()
+    shutil.copy(BUILD, folder / ".ci" / "run")
+    (folder / "Makefile").write_text(f"test:\n\t{recipe}\n")
+    return call("bash", folder / ".ci" / "run")
+
+
+def test_a_build_fails_as_its_tests_fail(tmp_path: Path) -> None:
+    done = build_machine(tmp_path, "@echo '1 failed'; exit 1")
+    assert done.returncode == 2
+    assert done.stdout == "1 failed\n"
+
+
+def test_a_build_that_leaves_a_process_fails_and_ends_it(tmp_path: Path) -> None:
+    left = tmp_path / "sshd"
+    shutil.copy(shutil.which("sleep") or pytest.fail("no sleep"), left)
+    done = build_machine(tmp_path, f"@setsid {left} 300 >/dev/null 2>&1 & echo '1 passed'")
+    assert done.returncode == 1, done.stderr
+    assert f"{left} 300" in done.stderr
+    alive = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    assert not [command for command in alive if str(left) in command]
