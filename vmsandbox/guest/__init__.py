@@ -1,0 +1,33 @@
+"""Owns the way into a guest: SSH with pinned keys, readiness, commands, the detached task, the
+terminal. The one owner of paramiko and tenacity.
+
+Knows no domain, no image, no state folder and no git. Nothing that a guest sends is believed before
+it is checked, and none of its bytes meet a terminal here unless a person asked for a terminal.
+"""
+
+from vmsandbox.deadline import Deadline
+from vmsandbox.guest.capture import CAPTURE_BYTES, Capture
+from vmsandbox.guest.channel import Completed, Stream
+from vmsandbox.guest.connection import Interrupted
+from vmsandbox.guest.openssh import known_hosts_line, ssh_argv, ssh_config
+from vmsandbox.guest.ready import Requirement, wait_ready
+from vmsandbox.guest.session import Guest
+from vmsandbox.guest.task import TaskSpec
+from vmsandbox.guest.terminal import Terminal
+
+__all__ = [
+    "CAPTURE_BYTES",
+    "Capture",
+    "Completed",
+    "Deadline",
+    "Guest",
+    "Interrupted",
+    "Requirement",
+    "Stream",
+    "TaskSpec",
+    "Terminal",
+    "known_hosts_line",
+    "ssh_argv",
+    "ssh_config",
+    "wait_ready",
+]

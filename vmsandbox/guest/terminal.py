@@ -1,0 +1,182 @@
+"""Owns a person's side of an interactive command: the raw terminal, its size, and its restoration.
+
+The only place where bytes of a guest reach a terminal as they are: a person asked for it.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import struct
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from types import FrameType
+
+import paramiko
+
+from vmsandbox.deadline import Deadline
+from vmsandbox.guest.channel import Command
+
+_CHUNK_BYTES = 32 * 1024
+_WINDOW_POLL_MS = 20
+"""paramiko does not tell when the guest takes more; only asked while input is waiting."""
+
+_END_S = 10.0
+
+
+class Terminal:
+    """Three file descriptors of ours that a guest's command gets as its own.
+
+    With `tty` the command gets a terminal that is as large as ours and stays so, and ours is raw
+    until the command ends, however it ends; SIGTERM and SIGHUP still restore it.
+    """
+
+    def __init__(self, *, tty: bool, stdin: int = 0, stdout: int = 1, stderr: int = 2) -> None:
+        self._tty = tty
+        self._stdin = stdin
+        self._outputs = {"stdout": stdout, "stderr": stderr}
+
+    def description(self) -> tuple[str, int, int] | None:
+        """TERM, columns, lines; None without `tty`."""
+        if not self._tty:
+            return None
+        return os.environ.get("TERM", "xterm-256color"), *_size(self._stdin)
+
+    def attach(self, command: Command) -> int:
+        """Carry bytes both ways until the command ends. Raises GuestProblem ``connection_lost``."""
+        with contextlib.ExitStack() as lifetime:
+            resized = None
+            if self._tty:
+                lifetime.enter_context(_raw(self._stdin))
+                resized = lifetime.enter_context(_resizes())
+            self._carry(command.channel, resized)
+        return command.completed(deadline=Deadline(_END_S)).code
+
+    def _carry(self, channel: paramiko.Channel, resized: int | None) -> None:
+        poller = select.poll()
+        poller.register(channel.fileno(), select.POLLIN)
+        if resized is not None:
+            poller.register(resized, select.POLLIN)
+        source = _Input(self._stdin, channel)
+        while True:
+            source.watch(poller)
+            ready = {fd for fd, _ in poller.poll(_WINDOW_POLL_MS if source.waiting else None)}
+            if resized in ready:
+                os.read(resized or 0, _CHUNK_BYTES)
+                channel.resize_pty(*_size(self._stdin))
+            if self._stdin in ready:
+                source.read()
+            source.send()
+            if channel.fileno() in ready and not self._show(channel):
+                return
+
+    def _show(self, channel: paramiko.Channel) -> bool:
+        ended = channel.eof_received or channel.closed
+        if channel.recv_ready():
+            _write(self._outputs["stdout"], channel.recv(_CHUNK_BYTES))
+        elif channel.recv_stderr_ready():
+            _write(self._outputs["stderr"], channel.recv_stderr(_CHUNK_BYTES))
+        elif ended:
+            return False
+        return True
+
+
+class _Input:
+    """Our stdin on its way to the command. Never blocks: the command may wait for us to read."""
+
+    def __init__(self, fd: int, channel: paramiko.Channel) -> None:
+        self._fd = fd
+        self._channel = channel
+        self._ended = False
+        self.waiting = b""
+
+    def watch(self, poller: select.poll) -> None:
+        if self.waiting or self._ended:
+            with contextlib.suppress(KeyError):
+                poller.unregister(self._fd)
+        else:
+            poller.register(self._fd, select.POLLIN)
+
+    def read(self) -> None:
+        try:
+            self.waiting = os.read(self._fd, _CHUNK_BYTES)
+        except OSError:  # our terminal has gone
+            self.waiting = b""
+        if not self.waiting:
+            self._ended = True
+            with contextlib.suppress(OSError):
+                self._channel.shutdown_write()
+
+    def send(self) -> None:
+        while self.waiting and self._channel.send_ready():
+            try:
+                self.waiting = self.waiting[self._channel.send(self.waiting) :]
+            except (OSError, paramiko.SSHException):  # the command takes no more
+                self.waiting, self._ended = b"", True
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _size(fd: int) -> tuple[int, int]:
+    """Columns and lines of the terminal."""
+    try:
+        lines, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
+    except OSError:
+        lines = columns = 0
+    fallback = shutil.get_terminal_size()
+    return columns or fallback.columns, lines or fallback.lines
+
+
+@contextlib.contextmanager
+def _raw(fd: int) -> Iterator[None]:
+    """The terminal in raw mode, and back, also when we are asked to end."""
+    before = termios.tcgetattr(fd)
+    with _signals(_leave, signal.SIGTERM, signal.SIGHUP):
+        try:
+            tty.setraw(fd)
+            yield
+        finally:
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _resizes() -> Iterator[int]:
+    """A descriptor that becomes readable when our terminal changes its size."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        # Not here: what runs now may hold paramiko's locks.
+        with contextlib.suppress(BlockingIOError):
+            os.write(writer, b"w")
+
+    with _signals(tell, signal.SIGWINCH):
+        try:
+            yield reader
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+
+@contextlib.contextmanager
+def _signals(handler: object, *numbers: signal.Signals) -> Iterator[None]:
+    """`handler` for these signals for a while; only the main thread can have any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
