@@ -61,7 +61,9 @@ class LinkWalker:
                 return Way(reason, changed)
             else:
                 hops += 1
-                todo.extendleft(reversed(target.split(b"/")))
+                parts = target.split(b"/")
+                self._budget -= len(parts)
+                todo.extendleft(reversed(parts))
         return Way(None, changed)
 
 
