@@ -167,7 +167,10 @@ class SandboxFolder:
     stdout = _File("stdout.log")
     stderr = _File("stderr.log")
     manager_log = _File("manager.log")  # of a detached manager
+    stop_request = _File("stop.request")  # how another process asks the manager to end
     client_key = _File("id_ed25519")
+    client_key_public = _File("id_ed25519.pub")
+    host_key_private = _File("host_ed25519")  # only to make the seed again
     host_key = _File("host_ed25519.pub")  # the pinned public key
     known_hosts = _File("known_hosts")
     ssh_config = _File("ssh_config")

@@ -87,7 +87,6 @@ def run(
     request = Request(
         command=tuple(command),
         worktree=(worktree or Path()).absolute(),
-        worktree_given=worktree is not None,
         name=name,
         env=environment(env or []),
         keep=keep,

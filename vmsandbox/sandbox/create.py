@@ -1,0 +1,148 @@
+"""Owns how a request becomes a sandbox: config, image, host, worktree are checked before anything
+is made, so that a refusal leaves nothing behind.
+"""
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from vmsandbox import config, worktree
+from vmsandbox.errors import HostProblem
+from vmsandbox.model import (
+    Endpoint,
+    HostFacts,
+    Image,
+    LaunchPlan,
+    Limits,
+    SandboxRecord,
+    Task,
+    Value,
+)
+from vmsandbox.sandbox.plan import plan_of
+from vmsandbox.sandbox.rooms import Rooms, owner_uid, user_config
+from vmsandbox.store import SandboxFolder
+
+LEAST_FREE_BYTES = 512 * 1024 * 1024
+"""Below this a guest's disk could not even take what a boot writes and a result brings."""
+
+
+class Request(Value):
+    """What a user asks of one run. `overrides` holds the flags of the ``[sandbox]`` table; None
+    among them means not given."""
+
+    command: tuple[str, ...]
+    worktree: Path = Field(description="absolute; a folder inside a git worktree means its top")
+    name: str | None = None
+    env: Mapping[str, str] = Field(default_factory=dict)
+    keep: bool = False
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class _Prepared(Value):
+    task: Task
+    limits: Limits
+    image: Image
+    host: HostFacts
+    keep: bool
+
+
+def propose(rooms: Rooms, request: Request) -> LaunchPlan:
+    """The plan that a run would follow, with an id that is free now; makes nothing."""
+    prepared = _prepare(rooms, request)
+    id_, name, endpoint = rooms.store.propose(request.name)
+    return _plan(rooms, prepared, _record(rooms, prepared, id_, name, endpoint))
+
+
+def create_sandbox(rooms: Rooms, request: Request) -> SandboxFolder:
+    """Make the folder and the record of a new sandbox, state queued.
+
+    Raises before anything is made: UsageProblem (``config_invalid``, ``image_unknown``,
+    ``worktree_missing``, ``name_taken``, …), HostProblem (``image_digest_mismatch``,
+    ``host_disk_full``, ``libvirt_unreachable``, …).
+    """
+    prepared = _prepare(rooms, request)
+
+    def make(id_: str, name: str, endpoint: Endpoint) -> SandboxRecord:
+        record = _record(rooms, prepared, id_, name, endpoint)
+        _plan(rooms, prepared, record)  # refuses what cannot start
+        return record
+
+    return rooms.store.create(request.name, make)
+
+
+def _prepare(rooms: Rooms, request: Request) -> _Prepared:
+    found = worktree.locate(request.worktree)
+    settings = config.load(_sources(found.top), request.overrides)
+    image = rooms.images.resolve(settings.sandbox.image)
+    _check_free_space(rooms.store.path)
+    return _Prepared(
+        task=Task(
+            command=request.command,
+            worktree=found.top,
+            env={**settings.sandbox.env, **request.env},
+            include=settings.sandbox.include,
+            history=settings.sandbox.history,
+        ),
+        limits=settings.limits(),
+        image=image,
+        host=rooms.host_facts(image),
+        keep=request.keep,
+    )
+
+
+def _sources(top: Path) -> list[tuple[str, str]]:
+    """The user's own config, then the project's; a file that is not there says nothing."""
+    found = []
+    for path in (user_config(), top / "vmsandbox.toml"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                found.append((str(path), path.read_text()))
+            except (UnicodeDecodeError, PermissionError, IsADirectoryError) as error:
+                raise HostProblem(
+                    "config_unreadable", f"cannot read {path}: {error}", hint=f"look at {path}"
+                ) from error
+    return found
+
+
+def _check_free_space(root: Path) -> None:
+    free = shutil.disk_usage(root).free
+    if free < LEAST_FREE_BYTES:
+        raise HostProblem(
+            "host_disk_full",
+            f"{free // 2**20} MiB are free below {root}, a sandbox needs at least"
+            f" {LEAST_FREE_BYTES // 2**20}",
+            hint="vmsandbox cleanup",
+        )
+
+
+def _record(
+    rooms: Rooms, prepared: _Prepared, id_: str, name: str, endpoint: Endpoint
+) -> SandboxRecord:
+    return SandboxRecord(
+        id=id_,
+        name=name,
+        task=prepared.task,
+        limits=prepared.limits,
+        image_name=prepared.image.name,
+        image_digest=prepared.image.digest,
+        libvirt_uri=rooms.uri,
+        domain_uuid=str(uuid.uuid4()),
+        endpoint=endpoint,
+        keep=prepared.keep,
+    )
+
+
+def _plan(rooms: Rooms, prepared: _Prepared, record: SandboxRecord) -> LaunchPlan:
+    return plan_of(
+        record,
+        rooms.store.folder(record.id),
+        rooms.store.path,
+        prepared.image,
+        prepared.host,
+        owner_uid(),
+    )

@@ -1,0 +1,510 @@
+"""Owns the life of one sandbox: start, send, run, collect, stop. The only writer of its record.
+
+A :class:`Manager` holds the sandbox's manager lock for as long as it works. Every step first looks
+at what is already done, so carrying out a sandbox again after a crash goes on where the last
+manager ended. Intent is written before the effect. Knows libvirt, SSH and git only through the
+rooms that own them.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from vmsandbox import worktree
+from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem, VmsandboxError
+from vmsandbox.guest import (
+    Capture,
+    Deadline,
+    Guest,
+    Interrupted,
+    Requirement,
+    TaskSpec,
+    wait_ready,
+)
+from vmsandbox.model import (
+    ChangeSet,
+    Event,
+    ExecResult,
+    Failure,
+    Outcome,
+    ResultRecord,
+    ResultState,
+    SandboxRecord,
+    SandboxState,
+    Snapshot,
+    Value,
+    sandbox_may_become,
+)
+from vmsandbox.sandbox import start, transfer
+from vmsandbox.sandbox.plan import plan_of
+from vmsandbox.sandbox.rooms import Rooms, owner_uid
+from vmsandbox.store import SandboxFolder, locked, read_value
+
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
+
+_FLUSH_S = 5.0
+_REQUEST_POLL_S = 0.1
+
+
+class Listener(Protocol):
+    """Who wants to know how a life goes on; called from the manager's thread."""
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+
+    def output(self, stream: str, data: bytes) -> None:
+        """The task wrote this to ``stdout`` or ``stderr``; bytes as the guest sent them."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+
+class ResultSummary(Value):
+    """The change set as `run` reports it."""
+
+    state: ResultState
+    digest: str
+    changes: int
+
+
+class Report(Value):
+    """What a life came to, for people and for ``run --json``."""
+
+    id: str
+    name: str
+    outcome: str
+    exit_code: int | None
+    detail: str = ""
+    result: ResultSummary | None = None
+    worktree: Path
+    image: str
+    image_digest: str
+    state: SandboxState
+    timings: dict[str, float]
+    stdout: Path
+    stderr: Path
+
+    @property
+    def changes(self) -> int:
+        """How many paths differ."""
+        return self.result.changes if self.result else 0
+
+
+class Manager:
+    """Carries one sandbox through its life while holding its manager lock."""
+
+    def __init__(self, rooms: Rooms, folder: SandboxFolder, listener: Listener) -> None:
+        self.rooms = rooms
+        self.folder = folder
+        self.listener = listener
+        self._guest: Guest | None = None
+        self._ending = threading.Event()
+        self._at_once = threading.Event()
+        self._task_runs = threading.Event()
+        self._called_at = psutil.Process().create_time()
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, rooms: Rooms, folder: SandboxFolder, listener: Listener) -> "Iterator[Manager]":
+        """Become the sandbox's manager.
+
+        Raises UsageProblem ``managed_elsewhere`` if another process is.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder.manager_lock, wait=False))
+            except BlockingIOError:
+                raise UsageProblem(
+                    "managed_elsewhere",
+                    f"another process manages sandbox {folder.id} now",
+                    hint=f"vmsandbox logs -f {folder.id}    (or: vmsandbox stop {folder.id})",
+                ) from None
+            folder.stop_request.unlink(missing_ok=True)
+            manager = cls(rooms, folder, listener)
+            stack.callback(manager._disconnect)
+            stack.enter_context(manager._heeding_requests())
+            yield manager
+
+    # --- the whole life -------------------------------------------------------------------------
+
+    def carry_out(self) -> Report:
+        """Bring the sandbox from wherever it is to its end. Raises the first VmsandboxError.
+
+        A failure is written to the record with its phase; the guest is stopped, its disk stays.
+        """
+        try:
+            self._steps()
+        except Interrupted:
+            self._cancelled()
+        except VmsandboxError as error:
+            self._failed(error)
+            raise
+        return self.report()
+
+    def _steps(self) -> None:
+        record = self.folder.read_record()
+        if record.state is SandboxState.STOPPED and _collected(self.folder, record):
+            return
+        with self._snapshot_aside(record) as snapshot:
+            self.ensure_guest()
+            self._ensure_worktree(snapshot)
+        self._ensure_task()
+        self.collect()
+        if record.keep and not self._ending.is_set():
+            self._become(SandboxState.READY)
+        else:
+            self.stop()
+
+    def report(self) -> Report:
+        """What came of it so far, read from the records."""
+        record = self.folder.read_record()
+        change_set = read_value(self.folder.change_set, ChangeSet)
+        result = read_value(self.folder.result_record, ResultRecord)
+        ended = record.exec_result
+        return Report(
+            id=record.id,
+            name=record.name,
+            outcome=ended.outcome.value if ended else Outcome.CANCELLED.value,
+            exit_code=ended.exit_code if ended else None,
+            detail=ended.detail if ended else "",
+            result=change_set
+            and ResultSummary(
+                state=result.state if result else ResultState.NONE,
+                digest=change_set.digest,
+                changes=len(change_set.changes),
+            ),
+            worktree=record.task.worktree,
+            image=record.image_name,
+            image_digest=record.image_digest,
+            state=record.state,
+            timings=record.timings,
+            stdout=self.folder.stdout,
+            stderr=self.folder.stderr,
+        )
+
+    def finish(self) -> Report:
+        """End the task of a guest that nobody manages, collect what it did, stop the guest."""
+        try:
+            guest = self.ensure_guest()
+            status = guest.task_status()
+            if status is not None and status.state == "running":
+                guest.stop_task(self.folder.id, grace_s=GRACE_S)
+            if self.folder.read_record().base_in_guest:
+                if status is not None:
+                    self._ensure_task()
+                self.collect()
+            self.stop()
+        except VmsandboxError as error:
+            self._failed(error)
+            raise
+        return self.report()
+
+    # --- being asked to end ---------------------------------------------------------------------
+
+    def ask_to_end(self) -> None:
+        """End the task politely; what it did is still collected. From any thread."""
+        self._ending.set()
+        if self._task_runs.is_set() and self._guest:
+            with contextlib.suppress(VmsandboxError):
+                self._guest.stop_task(self.folder.id, grace_s=GRACE_S)
+        elif self._guest and not self._is_collecting():
+            self._guest.interrupt()
+
+    def end_now(self) -> None:
+        """Stop the guest without collecting; its disk is kept. From any thread."""
+        self._ending.set()
+        self._at_once.set()
+        if self._guest:
+            self._flush(self._guest)
+            self._guest.interrupt()
+        with contextlib.suppress(VmsandboxError):
+            self.rooms.hypervisor.destroy(self.folder.read_record().domain_uuid)
+
+    def _is_collecting(self) -> bool:
+        return self.folder.read_record().state is SandboxState.COLLECTING
+
+    @contextlib.contextmanager
+    def _heeding_requests(self) -> Iterator[None]:
+        """Other processes ask through a file in the folder; see :func:`stopping.stop_sandbox`."""
+        over = threading.Event()
+
+        def heed() -> None:
+            asked = ""
+            while not over.wait(_REQUEST_POLL_S):
+                with contextlib.suppress(FileNotFoundError):
+                    wanted = self.folder.stop_request.read_text()
+                    if wanted != asked:
+                        asked = wanted
+                        (self.end_now if wanted == "now" else self.ask_to_end)()
+
+        thread = threading.Thread(target=heed, name="requests", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.folder.stop_request.unlink(missing_ok=True)
+
+    def _check_ending(self) -> None:
+        if self._ending.is_set():
+            raise Interrupted
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _snapshot_aside(self, record: SandboxRecord) -> "Iterator[Future[Snapshot] | None]":
+        """Take the snapshot while the guest boots: git and the boot use different resources."""
+        if record.base_in_guest:
+            yield None
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="snapshot") as pool:
+            yield pool.submit(self._snapshot, record)
+
+    def _snapshot(self, record: SandboxRecord) -> Snapshot:
+        if record.snapshot is not None:
+            return record.snapshot
+        task = record.task
+        return worktree.snapshot(
+            task.worktree, self.rooms.store.worktrees, include=task.include, history=task.history
+        )
+
+    def ensure_guest(self) -> Guest:
+        """A guest that runs and answers: the one there is, else booted (again) from its disk."""
+        record = self.folder.read_record()
+        fresh = not self.rooms.guest_alive(record.domain_uuid)
+        if fresh:
+            with self._phase("create"):
+                self._create(record)
+        elif record.state in (SandboxState.STOPPED, SandboxState.FAILED):
+            self._become(SandboxState.STARTING)
+        with self._phase("boot"):
+            guest = self._connect(record)
+            self._wait_ready(guest, record)
+        if "first_command" not in record.timings:
+            self._timed("first_command", round(time.time() - self._called_at, 3))
+        if self.folder.read_record().state is SandboxState.STARTING:
+            self._become(SandboxState.READY)
+        return guest
+
+    def _wait_ready(self, guest: Guest, record: SandboxRecord) -> None:
+        def runs(_: Deadline) -> str | None:
+            if self.rooms.guest_alive(record.domain_uuid) is False:
+                raise self._boot_died()
+            return None
+
+        wait_ready(
+            [
+                Requirement("its domain", f"vmsandbox logs --console {record.id}", runs),
+                guest.answers(),
+                guest.seeded(record.id),
+            ],
+            Deadline(record.limits.boot_timeout_s),
+            evidence=str(self.folder.console),
+        )
+
+    def _boot_died(self) -> GuestProblem:
+        record = self.folder.read_record()
+        found = self.rooms.hypervisor.evidence(f"vmsandbox-{record.id}", self.folder.console)
+        last = next(iter((*found.qemu_lines[-1:], *found.console_lines[-1:])), "no last words")
+        return GuestProblem(
+            "guest_died",
+            f"the guest of {record.id} went away while it booted: {last}",
+            hint=f"vmsandbox logs --console {record.id}",
+            evidence=str(self.folder.console),
+        )
+
+    def _create(self, record: SandboxRecord) -> None:
+        image = self.rooms.images.resolve(record.image_digest)
+        host = self.rooms.host_facts(image)
+        plan = plan_of(record, self.folder, self.rooms.store.path, image, host, owner_uid())
+        self._become(SandboxState.STARTING)
+        start.prepare(self.rooms, plan, self.folder)
+        self._check_ending()
+        self.rooms.hypervisor.destroy(record.domain_uuid)
+        self.rooms.hypervisor.start(plan.domain_xml)
+
+    def _connect(self, record: SandboxRecord) -> Guest:
+        self._disconnect()
+        self._guest = open_guest(self.rooms, self.folder, record)
+        self._check_ending()
+        return self._guest
+
+    def _disconnect(self) -> None:
+        if self._guest:
+            self._guest.close()
+            self._guest = None
+
+    def _ensure_worktree(self, snapshot: "Future[Snapshot] | None") -> None:
+        """Unpack the snapshot in the guest, once."""
+        if snapshot is None:
+            return
+        with self._phase("sync"):
+            taken = snapshot.result()
+            self._change(snapshot=taken)
+            self._check_ending()
+            transfer.send(self.guest, self.folder.read_record().task, taken)
+            self._change(base_in_guest=True)
+
+    def _ensure_task(self) -> None:
+        """Start the task unless it was started, and follow it to its end."""
+        record = self.folder.read_record()
+        if record.exec_result is not None:
+            return
+        self._check_ending()
+        self._become(SandboxState.RUNNING)
+        with self._phase("run"), self._capture() as capture:
+            ended = self.guest.run_task(_task_spec(record), capture, started=self._task_runs.set)
+        self._task_runs.clear()
+        if self._at_once.is_set():
+            raise Interrupted
+        self._change(exec_result=ended)
+        if ended.outcome is Outcome.CONNECTION_LOST:
+            raise GuestProblem(
+                "guest_gone",
+                f"the guest of {record.id} went away while its task ran: {ended.detail}",
+                hint=f"vmsandbox resume {record.id}    boots it again from its disk and collects",
+                evidence=str(self.folder.console),
+            )
+
+    def _capture(self) -> Capture:
+        return Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
+
+    def collect(self) -> ChangeSet:
+        """Bring the change set out and put it up for review.
+
+        Raises ReviewRefused for a result that must not come in; the sandbox then stays as it is.
+        """
+        record = self._become(SandboxState.COLLECTING)
+        with self._phase("collect"):
+            return transfer.collect(self.guest, self.folder, record)
+
+    def stop(self) -> None:
+        """Stop the guest; its disk stays until the sandbox is deleted."""
+        with self._phase("stop"):
+            record = self.folder.read_record()
+            if self._guest:
+                self._flush(self._guest)
+            self._disconnect()
+            self.rooms.hypervisor.destroy(record.domain_uuid)
+            self._become(SandboxState.STOPPED)
+
+    @property
+    def guest(self) -> Guest:
+        """The connection of :meth:`ensure_guest`."""
+        if self._guest is None:
+            raise GuestProblem("connection_lost", f"no connection to the guest of {self.folder.id}")
+        return self._guest
+
+    @staticmethod
+    def _flush(guest: Guest) -> None:
+        """Let the guest write its disk, so that what is cut off can be read later."""
+        with contextlib.suppress(VmsandboxError):
+            guest.run(["sync"], timeout_s=_FLUSH_S)
+
+    # --- when it does not end well --------------------------------------------------------------
+
+    def _cancelled(self) -> None:
+        """Asked to end before there was a task, or to end at once."""
+        self._change(cancelled=True)
+        record = self.folder.read_record()
+        if record.exec_result is None:
+            ended = ExecResult(exit_code=None, outcome=Outcome.CANCELLED, detail="stopped at once")
+            self._change(exec_result=ended)
+        self.stop()
+
+    def _failed(self, error: VmsandboxError) -> None:
+        """Write the first cause down, free the guest, keep everything that may explain it."""
+        record = self.folder.read_record()
+        failure = Failure(
+            code=error.code,
+            message=error.message,
+            hint=error.hint,
+            evidence=error.evidence or str(self.folder.console),
+            phase=record.state.value,
+        )
+        outcome = _OUTCOMES.get(error.code)
+        ended = record.exec_result
+        if ended is None and outcome is not None:
+            ended = ExecResult(exit_code=None, outcome=outcome, detail=error.message)
+        self._become(SandboxState.FAILED, failure=record.failure or failure, exec_result=ended)
+        self._event("failed", f"{error.code}: {error.message}")
+        if self._guest:
+            self._flush(self._guest)
+        self._disconnect()
+        with contextlib.suppress(VmsandboxError):
+            self.rooms.hypervisor.destroy(record.domain_uuid)
+
+    # --- the record -----------------------------------------------------------------------------
+
+    def _change(self, **fields: Any) -> SandboxRecord:
+        return self.rooms.store.update(self.folder, lambda record: record.model_copy(update=fields))
+
+    def _become(self, state: SandboxState, **fields: Any) -> SandboxRecord:
+        before = self.folder.read_record().state
+        if not sandbox_may_become(before, state):
+            raise HostProblem(
+                "state_impossible", f"sandbox {self.folder.id} cannot go from {before} to {state}"
+            )
+        self._event(state.value)
+        return self._change(state=state, **fields)
+
+    def _event(self, phase: str, text: str = "", seconds: float | None = None) -> None:
+        self.folder.append_event(Event(phase=phase, text=text, seconds=seconds))
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Tell the listener, and write down how long it took, however it ends."""
+        self.listener.phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = round(time.monotonic() - started, 4)
+            self._event(name, "took", seconds)
+            self._timed(name, seconds)
+
+    def _timed(self, name: str, seconds: float) -> None:
+        timings = self.folder.read_record().timings
+        self._change(timings={**timings, name: seconds})
+
+
+_OUTCOMES = {
+    "boot_timeout": Outcome.BOOT_TIMEOUT,
+    "host_disk_full": Outcome.HOST_FULL,
+    "host_memory_full": Outcome.HOST_FULL,
+    "connection_lost": Outcome.CONNECTION_LOST,
+    "guest_gone": Outcome.CONNECTION_LOST,
+}
+
+
+def _task_spec(record: SandboxRecord) -> TaskSpec:
+    return TaskSpec(
+        id=record.id,
+        command=record.task.command,
+        folder=record.task.worktree,
+        env={**record.task.env, "VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name},
+        timeout_s=record.limits.timeout_s,
+        grace_s=GRACE_S,
+    )
+
+
+def open_guest(rooms: Rooms, folder: SandboxFolder, record: SandboxRecord) -> Guest:
+    """The way into a sandbox's guest: its own key, the pinned host key; not yet connected."""
+    return Guest(
+        record.endpoint,
+        key=folder.client_key.read_text(),
+        host_key=folder.host_key.read_text(),
+        alive=lambda: rooms.guest_alive(record.domain_uuid) is not False,
+    )
+
+
+def _collected(folder: SandboxFolder, record: SandboxRecord) -> bool:
+    return record.exec_result is not None and folder.change_set.exists()

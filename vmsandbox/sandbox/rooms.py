@@ -1,0 +1,76 @@
+"""Owns the set of rooms that a sandbox's life needs, opened once per process and lazily.
+
+Knows no sandbox. libvirt is connected when first asked for, the host's accelerator is probed when
+first needed and remembered by the host room.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import platformdirs
+
+from vmsandbox import host
+from vmsandbox.errors import HostProblem
+from vmsandbox.hypervisor import Hypervisor
+from vmsandbox.images import ImageStore
+from vmsandbox.model import HostFacts, Image
+from vmsandbox.store import Store
+
+
+class Rooms:
+    """Store, images, libvirt and host facts for one state folder. A context manager."""
+
+    def __init__(self, store: Store, note: Callable[[str], None]) -> None:
+        self.store = store
+        self.note = note
+        self.images = ImageStore(store.images)
+        self.uri = host.libvirt_uri()
+
+    @classmethod
+    def open(
+        cls, root: Path | None = None, note: Callable[[str], None] = lambda text: None
+    ) -> Self:
+        """Open the state folder; `note` hears about waits and fallbacks."""
+        return cls(Store(root), note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if "hypervisor" in self.__dict__:
+            self.hypervisor.close()
+
+    @cached_property
+    def hypervisor(self) -> Hypervisor:
+        """Raises HostProblem ``libvirt_unreachable`` if the daemon does not answer."""
+        return Hypervisor.connect(self.uri)
+
+    def guest_alive(self, uuid: str) -> bool | None:
+        """Whether a guest runs; None if libvirt does not answer and no process is seen."""
+        try:
+            return self.hypervisor.observe(uuid).alive
+        except HostProblem:
+            return Hypervisor(self.uri).observe(uuid).alive
+
+    def host_facts(self, image: Image) -> HostFacts:
+        """What a launch depends on; boots the image's kernel once to see whether KVM works."""
+        return host.facts(self.hypervisor.facts(), image, self.store.cache, self.note)
+
+
+def user_config() -> Path:
+    """The user's own settings, below ``$XDG_CONFIG_HOME``."""
+    return Path(platformdirs.user_config_dir("vmsandbox")) / "config.toml"
+
+
+def owner_uid() -> int:
+    """Whose sandboxes these are, for the mark in the domain's metadata."""
+    return os.geteuid()

@@ -1,0 +1,128 @@
+"""Owns what is true about sandboxes now: the record is intent, libvirt is the truth,
+contradictions are problems.
+
+Reads only. A libvirt that does not answer proves nothing about a guest.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import Field
+
+from vmsandbox.errors import HostProblem
+from vmsandbox.model import (
+    ChangeSet,
+    ExecResult,
+    Failure,
+    Limits,
+    ResultRecord,
+    ResultState,
+    SandboxRecord,
+    SandboxState,
+    Value,
+)
+from vmsandbox.store import SandboxFolder, read_value
+
+LIVE = frozenset(
+    {
+        SandboxState.STARTING,
+        SandboxState.READY,
+        SandboxState.RUNNING,
+        SandboxState.COLLECTING,
+    }
+)
+"""States in which a guest is meant to run."""
+
+
+class Status(Value):
+    """One sandbox as `status` shows it."""
+
+    id: str
+    name: str
+    state: SandboxState
+    worktree: Path | None = None
+    command: tuple[str, ...] = ()
+    created_at: datetime | None = None
+    image: str = ""
+    image_digest: str = ""
+    limits: Limits | None = None
+    address: str = ""
+    guest_alive: bool | None = None
+    managed: bool = False
+    exec_result: ExecResult | None = None
+    result: ResultState = ResultState.NONE
+    result_digest: str | None = None
+    changes: int | None = None
+    failure: Failure | None = None
+    problems: tuple[str, ...] = ()
+    disk_bytes: int = 0
+    timings: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def outcome(self) -> str:
+        """How the task ended, or an empty text while it has not."""
+        return self.exec_result.outcome.value if self.exec_result else ""
+
+
+def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Status:
+    """What is true of one sandbox. `alive` tells of a domain's uuid whether it runs; None: unknown."""
+    managed = folder.manager_alive()
+    try:
+        record = folder.read_record()
+    except HostProblem as error:
+        return Status(
+            id=folder.id,
+            name=folder.id,
+            state=SandboxState.FAILED,
+            managed=managed,
+            problems=(f"{error.message}; {error.hint}",),
+            disk_bytes=folder.allocated_bytes(),
+        )
+    guest = alive(record.domain_uuid)
+    state, problems = _derive(record, guest, managed)
+    result = read_value(folder.result_record, ResultRecord) or ResultRecord()
+    change_set = read_value(folder.change_set, ChangeSet)
+    return Status(
+        id=record.id,
+        name=record.name,
+        state=state,
+        worktree=record.task.worktree,
+        command=record.task.command,
+        created_at=record.created_at,
+        image=record.image_name,
+        image_digest=record.image_digest,
+        limits=record.limits,
+        address=record.endpoint.address,
+        guest_alive=guest,
+        managed=managed,
+        exec_result=record.exec_result,
+        result=result.state,
+        result_digest=result.digest,
+        changes=len(change_set.changes) if change_set else None,
+        failure=record.failure,
+        problems=problems,
+        disk_bytes=folder.allocated_bytes(),
+        timings=record.timings,
+    )
+
+
+def _derive(
+    record: SandboxRecord, guest: bool | None, managed: bool
+) -> tuple[SandboxState, tuple[str, ...]]:
+    """The true state, and what contradicts the record."""
+    state, again = record.state, f"vmsandbox resume {record.id}"
+    if guest is None:
+        return state, ("libvirt does not answer, the guest's state is unknown: vmsandbox doctor",)
+    if state not in LIVE:
+        if guest and not managed:
+            return state, (f"its guest still runs: vmsandbox stop {record.id}",)
+        return state, ()
+    if managed:
+        return state, ()
+    if not guest:
+        problem = f"its guest is gone: {again} boots it again from its disk"
+        return SandboxState.FAILED, (problem,)
+    if state is SandboxState.READY:
+        return state, ()
+    return state, (f"nothing manages it (killed?): {again}",)
