@@ -31,6 +31,7 @@ FLOORS: Mapping[str, int] = {
     "store": 2,
     "target": 2,
     "worktree": 2,
+    "doctor": 3,
     "review": 3,
     "sandbox": 3,
     "cli": 5,

@@ -2,3 +2,22 @@
 
 Knows no libvirt API; what libvirt says arrives as values.
 """
+
+from vmsandbox.host.checks import Check, Status, Subject, examine
+from vmsandbox.host.daemons import default_uri as libvirt_uri
+from vmsandbox.host.daemons import prepare, stop
+from vmsandbox.host.facts import facts, verdict
+from vmsandbox.host.mending import mend
+
+__all__ = [
+    "Check",
+    "Status",
+    "Subject",
+    "examine",
+    "facts",
+    "libvirt_uri",
+    "mend",
+    "prepare",
+    "stop",
+    "verdict",
+]

@@ -11,7 +11,7 @@ import os
 import pwd
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,20 @@ class _Answer(Value):
     verdict: Verdict
 
 
-def choose(subject: Subject, cache: Path, *, again: bool = False) -> Verdict:
+def choose(
+    subject: Subject, cache: Path, note: Callable[[str], None], *, again: bool = False
+) -> Verdict:
     """KVM if a kernel boots under it, else TCG with the reason; remembered in the file `cache`.
 
-    `again` asks the host even if the answer is remembered. Takes up to 10 s where KVM hangs.
+    `again` asks the host even if the answer is remembered; `note` hears what a probe finds. Takes
+    up to 10 s where KVM hangs.
     """
     fingerprint = _fingerprint(subject)
     if not again and (known := _remembered(cache, fingerprint)):
         return known
     verdict = probe(subject)
+    if verdict.accelerator is Accelerator.TCG:
+        note(f"KVM does not work here, guests are emulated: {verdict.reason}")
     _remember(cache, _Answer(fingerprint=fingerprint, verdict=verdict))
     return verdict
 
@@ -72,7 +77,11 @@ def _fingerprint(subject: Subject) -> str:
             # ctime stands for the access list too
             "device": device and [device.st_ino, device.st_mode, device.st_gid, device.st_ctime_ns],
             "kernel": subject.kernel_digest,
-            "user": [subject.qemu_uid, subject.qemu_gid, *_groups(subject)],
+            "user": [
+                subject.qemu_uid,
+                subject.qemu_gid,
+                *groups_of(subject.qemu_uid, subject.qemu_gid),
+            ],
         }
     )
 
@@ -152,18 +161,19 @@ def _identity(subject: Subject) -> dict[str, Any]:
     return {
         "user": subject.qemu_uid,
         "group": subject.qemu_gid,
-        "extra_groups": _groups(subject),
+        "extra_groups": groups_of(subject.qemu_uid, subject.qemu_gid),
     }
 
 
-def _groups(subject: Subject) -> list[int]:
-    if os.geteuid() == subject.qemu_uid:
+def groups_of(uid: int, gid: int) -> list[int]:
+    """The groups that QEMU has when it runs as this user and group."""
+    if os.geteuid() == uid:
         return sorted(os.getgroups())
     with contextlib.suppress(KeyError):
-        user = pwd.getpwuid(subject.qemu_uid)
+        user = pwd.getpwuid(uid)
         # libvirt gives QEMU the groups of its user's login, and the group that is configured
-        return sorted({*os.getgrouplist(user.pw_name, user.pw_gid), subject.qemu_gid})
-    return [subject.qemu_gid]
+        return sorted({*os.getgrouplist(user.pw_name, user.pw_gid), gid})
+    return [gid]
 
 
 def _hangs(output: bytes, deadline_s: float) -> Verdict:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import pwd
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem
+from vmsandbox.host import programs
 from vmsandbox.model import Value
 
 SYSTEM_URI = "qemu:///system"
@@ -142,13 +143,13 @@ def daemons(uri: str) -> tuple[Daemon, ...]:
 
 def _driver(run: Path, arguments: tuple[str, ...]) -> Daemon:
     for name, file in (("libvirtd", "libvirt-sock"), ("virtqemud", "virtqemud-sock")):
-        if path := find_program(name):
+        if path := programs.find(name):
             return Daemon(name=name, argv=(path, *arguments), socket=run / file)
     raise _missing("libvirtd")
 
 
 def _daemon(name: str) -> str:
-    path = find_program(name)
+    path = programs.find(name)
     if path is None:
         raise _missing(name)
     return path
@@ -160,12 +161,6 @@ def _missing(name: str) -> HostProblem:
         f"{name} is not installed",
         hint="vmsandbox doctor    (names the package)",
     )
-
-
-def find_program(name: str) -> str | None:
-    """Like which(1), also in the sbin folders that an ordinary user's PATH leaves out."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    return shutil.which(name, path=path)
 
 
 def answers(path: Path) -> bool:
@@ -225,7 +220,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _start(daemon: Daemon, folder: Path) -> bool:
-    tini = find_program("tini")
+    tini = programs.find("tini")
     if tini is None:
         raise HostProblem(
             "tini_missing",
@@ -263,9 +258,9 @@ def _environment() -> dict[str, str]:
 
 
 def _wait_answers(daemon: Daemon, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + _START_DEADLINE_S
+    deadline = Deadline(_START_DEADLINE_S)
     while not answers(daemon.socket):
-        if process.poll() is not None or time.monotonic() > deadline:
+        if process.poll() is not None or deadline.passed():
             _signal(process.pid, signal.SIGTERM)
             raise HostProblem(
                 "daemon_failed",
@@ -322,9 +317,9 @@ def stop(uri: str) -> list[str]:
 
 def _stop(daemon: StartedDaemon) -> None:
     _signal(daemon.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_DEADLINE_S
+    deadline = Deadline(_STOP_DEADLINE_S)
     while _lives(daemon):
-        if time.monotonic() > deadline:
+        if deadline.passed():
             raise HostProblem(
                 "daemon_stays",
                 f"{daemon.name} (pid {daemon.pid}) does not end",

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import libvirt
 
+from vmsandbox.deadline import Deadline
 from vmsandbox.hypervisor.problems import is_lost, translate
 
 _T = TypeVar("_T")
@@ -105,12 +106,12 @@ class Connection:
     def _opened(self, patience_s: float = 0.0) -> libvirt.virConnect:
         """Open within a deadline, for a daemon that is on its way up."""
         _EventLoop.start()
-        deadline = time.monotonic() + patience_s
+        deadline = Deadline(patience_s)
         while True:
             try:
                 connection = libvirt.open(self.uri)
             except libvirt.libvirtError as error:
-                if time.monotonic() >= deadline:
+                if deadline.passed():
                     raise translate(error, f"connecting to {self.uri}") from error
             else:
                 _keep_alive(connection)

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import libvirt
 import libvirt_qemu
 
+from vmsandbox.deadline import Deadline
 from vmsandbox.domain import METADATA_NAMESPACE, NETDEV, forward
 from vmsandbox.errors import HostProblem
 from vmsandbox.hypervisor import evidence, facts, processes
@@ -150,7 +151,7 @@ class Hypervisor:
 
         True if the guest went by itself, or was gone already.
         """
-        deadline = time.monotonic() + deadline_s
+        deadline = Deadline(deadline_s)
         try:
             self._with(uuid, "shutting down", lambda domain: domain.shutdown())
         except HostProblem as problem:
@@ -158,7 +159,7 @@ class Hypervisor:
                 return not self.destroy(uuid)  # or libvirt forgot it
             raise
         while self.observe(uuid).state is not DomainState.GONE:
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 return not self.destroy(uuid)
             time.sleep(_POLL_S)
         return True
