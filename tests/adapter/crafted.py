@@ -230,7 +230,7 @@ def content(folder: Path) -> dict[bytes, Node]:
         for path in (Path(base, name) for name in names + links):
             key = os.fsencode(path.relative_to(folder))
             if path.is_symlink():
-                found[key] = Link(os.fsencode(path.readlink()))
+                found[key] = Link(os.readlink(os.fsencode(path)))  # noqa: PTH115  as it is, byte by byte
             elif path.lstat().st_mode & 0o100:
                 found[key] = Exe(path.read_bytes())
             else:

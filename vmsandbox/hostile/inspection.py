@@ -174,7 +174,7 @@ def _read_listing(changes: Sequence[Change], entries: Iterable[TreeEntry]) -> _L
 def _below_no_folder(written: Iterable[bytes], modes: Mapping[bytes, int]) -> Iterator[Refusal]:
     for path in written:
         for parent in parents(path):
-            if not stat.S_ISDIR(modes.get(parent, stat.S_IFDIR)):
+            if not stat.S_ISDIR(modes.get(parent, 0)):
                 yield Refusal(path, f"lies below {quote_path(parent)}, which is no folder")
 
 

@@ -86,9 +86,10 @@ def apply(
     yes: bool = False,
     who: str | None = None,
 ) -> Applied:
-    """Write the chosen part of the change set to `target`; by default all that is approved.
+    """Write the chosen part of the change set to `target`.
 
-    With `yes` this call is the approval as well, unless one of another digest lies here. Raises
+    With `yes` this call is the approval as well, unless one of another digest lies here. Without a
+    selection it is all that is approved, with `yes` all there is. Raises
     ReviewRefused ``task_live``, ``result_dropped``, ``approval_stale`` or ``not_approved``;
     ApplyConflict, and then nothing of the batch is written; UsageProblem ``path_unmatched``,
     ``nothing_selected``, ``selection_incomplete`` or ``target_missing``; HostProblem for a target
@@ -102,11 +103,10 @@ def apply(
         job = _Job(folder, results, change_set, steps_of(change_set.changes))
         _refuse_bad_names(job.every)
         record, finished = _finish(job, record)
-        if selection is None:
+        chosen = select(job.every, selection)
+        if selection is None and not yes:
             covered = approved_paths(change_set, record, job.every)
-            chosen = tuple(s for s in job.every if s.path in covered) or job.every
-        else:
-            chosen = select(job.every, selection)
+            chosen = tuple(step for step in chosen if step.path in covered) or chosen
         if not chosen:
             return Applied(digest=change_set.digest, target=target, state=record.state)
         record = _consent(job, record, chosen, yes, who)
