@@ -21,7 +21,7 @@ from pydantic import Field
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import Accelerator, Endpoint, Value
 
-METADATA_NAMESPACE = "https://vmsandbox.dev/xmlns/domain/1"
+METADATA_NAMESPACE = "urn:vmsandbox:domain:1"
 """Marks a domain as ours; the element below it says whose and where its folder is."""
 
 SEED_PORT = "org.vmsandbox.seed"
@@ -36,7 +36,7 @@ MAC = "52:54:00:76:6d:01"
 _QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 _SLOTS = {"disk": 0x03, "seed": 0x04, "serial": 0x05, "rng": 0x06, "nic": 0x10}
 _SOCKET_PATH_MAX_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1, see unix(7)
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = re.compile("[^\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 ET.register_namespace("qemu", _QEMU_NAMESPACE)
 ET.register_namespace("vmsandbox", METADATA_NAMESPACE)

@@ -40,7 +40,7 @@ build mmdebstrap mmdebstrap mmdebstrap - -
 build mke2fs e2fsprogs e2fsprogs e2fsprogs e2fsprogs
 build zstd zstd zstd zstd zstd
 build newuidmap uidmap shadow-utils shadow shadow
-init tini tini tini tini tini
+init tini tini tini tini -
 """
 # What for, a program by any of its names, then its package in the order of INSTALL; - is none.
 
@@ -107,7 +107,7 @@ def install_hint(programs: Sequence[Program], family: Family | None) -> str:
     packages = sorted({p.packages[family] for p in programs if family in p.packages})
     absent = sorted(p.names[0] for p in programs if family not in p.packages)
     told = f"{INSTALL[family]} {' '.join(packages)}" if packages else ""
-    unpackaged = f"not packaged here: {' '.join(absent)}" if absent else ""
+    unpackaged = f"no package known for: {' '.join(absent)}" if absent else ""
     return "    ".join(part for part in (told, unpackaged) if part)
 
 
