@@ -18,10 +18,11 @@ import pytest
 from tests.tiny_guests import TinyGuest, tiny_guest
 from vmsandbox.errors import HostProblem
 from vmsandbox.host import daemons
-from vmsandbox.hypervisor import DomainState, Hypervisor, processes
+from vmsandbox.hypervisor import DomainState, Hypervisor, connection, processes
 
 URI = daemons.SESSION_URI
 CONSOLE_MAX_BYTES = 16 * 1024
+ABSENT = "00000000-0000-4000-8000-000000000000"
 
 
 def wait_until(true: Callable[[], object], deadline_s: float = 20) -> None:
@@ -87,35 +88,43 @@ def test_a_guest_outlives_libvirtd(hypervisor: Hypervisor, guest: TinyGuest) -> 
     assert hypervisor.observe(guest.uuid).state is DomainState.GONE
 
 
-def test_without_libvirtd_the_process_tells(hypervisor: Hypervisor, guest: TinyGuest) -> None:
+def test_what_libvirt_cannot_tell_the_process_does(
+    hypervisor: Hypervisor, guest: TinyGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down, and then without memory: a power cycle that took the runtime folder only."""
+    monkeypatch.setattr(connection, "RECONNECT_DEADLINE_S", 0.2)
+    root = guest.spec.state_root
     daemons.stop(URI)
-    seen = hypervisor.observe(guest.uuid)
+    seen, unseen = hypervisor.observe(guest.uuid), hypervisor.observe(ABSENT)
     assert (seen.state, seen.alive) == (DomainState.RUNNING, True)
     assert "QEMU" in seen.detail
-    unseen = hypervisor.observe("00000000-0000-4000-8000-000000000000")
     assert (unseen.state, unseen.alive) == (DomainState.UNKNOWN, None)
-    assert hypervisor.destroy(guest.uuid), "a guest can be ended without libvirt"
-    assert processes.find(guest.uuid) is None
-    with pytest.raises(HostProblem, match=r".") as problem:
-        hypervisor.list_owned(guest.spec.state_root)
+    with pytest.raises(HostProblem) as problem:
+        hypervisor.list_owned(root)
     assert problem.value.code == "libvirt_unreachable"
     assert problem.value.hint == "vmsandbox doctor --fix"
-    daemons.start(URI)
 
-
-def test_a_forgotten_guest_is_found_and_ended(hypervisor: Hypervisor, guest: TinyGuest) -> None:
-    """As after a power cycle that took the runtime folder and not, say, a container's process."""
-    daemons.stop(URI)
     shutil.rmtree(daemons.session_runtime_dir() / "libvirt/qemu")
     daemons.start(URI)
     assert hypervisor.observe(guest.uuid).state is DomainState.STRAY
-    (stray,) = hypervisor.strays(guest.spec.state_root)
+    (stray,) = hypervisor.strays(root)
     assert (stray.uuid, stray.name) == (guest.uuid, guest.spec.name)
-    assert hypervisor.strays(guest.spec.state_root.parent / "other") == []
+    assert hypervisor.strays(root.parent / "other") == []
     assert hypervisor.destroy(guest.uuid)
     assert hypervisor.observe(guest.uuid).state is DomainState.GONE
     assert not hypervisor.destroy(guest.uuid), "already gone is an answer of its own"
     hypervisor.start(guest.xml)  # its name is free again
+
+
+def test_a_guest_can_be_ended_without_libvirt(
+    hypervisor: Hypervisor, guest: TinyGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "RECONNECT_DEADLINE_S", 0.2)
+    daemons.stop(URI)
+    assert hypervisor.destroy(guest.uuid)
+    assert processes.find(guest.uuid) is None
+    daemons.start(URI)
+    assert hypervisor.observe(guest.uuid).state is DomainState.GONE
 
 
 def test_the_console_is_bounded_while_we_are_away(hypervisor: Hypervisor, short_path: Path) -> None:

@@ -178,9 +178,11 @@ def _runtime_folder(subject: Subject) -> Check:
     folder = daemons.session_runtime_dir()
     if "XDG_RUNTIME_DIR" in os.environ:
         return _ok(name, str(folder))
-    user = pwd.getpwuid(os.geteuid()).pw_name
     detail = f"no XDG_RUNTIME_DIR (no login session): libvirt's sockets are in {folder}"
-    return _warn(name, detail, f"sudo loginctl enable-linger {user}    (where there is systemd)")
+    if not daemons.systemd_runs():
+        return _ok(name, detail)
+    hint = f"sudo loginctl enable-linger {_user_name(os.geteuid())}    (then log in again)"
+    return _warn(name, f"{detail}; a login session has another libvirt", hint)
 
 
 # --- libvirt and QEMU -----------------------------------------------------------------------------
