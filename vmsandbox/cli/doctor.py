@@ -67,6 +67,9 @@ def _table(checks: "list[Check]") -> "Table":
 
     style = {"ok": "green", "warn": "yellow", "fail": "red"}
     table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in ("status", "name"):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for check in checks:
         detail = check.detail + (f"\nhint: {check.hint}" if check.hint else "")
         mark = Text(check.status.value, style=style[check.status.value])
