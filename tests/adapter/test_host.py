@@ -394,3 +394,8 @@ def test_a_socket_that_nobody_serves_does_not_answer(short_path: Path) -> None:
         left.bind(str(path))
     assert not daemons.answers(path)
     assert host.libvirt_uri() == daemons.default_uri()
+
+
+def test_how_long_an_orphan_stays_is_measured() -> None:
+    """Whatever PID 1 is: a bounded answer, and no orphan of ours that never ends."""
+    assert 0 < checks._orphan_stays_s() < 5

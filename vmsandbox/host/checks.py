@@ -151,14 +151,14 @@ def _reaper(subject: Subject) -> Check:
     name = Path("/proc/1/comm").read_text().strip()
     if daemons.init_is_known_to_reap():
         return _ok("reaper", f"PID 1 ({name}) reaps orphans")
+    if daemons.started_by_us(subject.uri):
+        return _ok("reaper", f"libvirt runs under tini, not under PID 1 ({name})")
     waited_s = _orphan_stays_s()
     if waited_s <= _REAPED_WITHIN_S:
         return _ok("reaper", f"PID 1 ({name}) reaps orphans")
     how = "never" if waited_s >= _REAPER_DEADLINE_S else f"only after {waited_s:.1f} s"
-    detail = f"PID 1 ({name}) reaps orphans {how}"
-    if daemons.started_by_us(subject.uri):
-        return _ok("reaper", f"{detail}; libvirt runs under tini")
-    return _warn("reaper", f"{detail}: ending a guest takes long", FIX)
+    detail = f"PID 1 ({name}) reaps orphans {how}: ending a guest takes long"
+    return _warn("reaper", detail, "end libvirtd, then: vmsandbox doctor --fix")
 
 
 def _orphan_stays_s() -> float:

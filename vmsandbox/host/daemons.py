@@ -261,11 +261,12 @@ def _wait_answers(daemon: Daemon, process: "subprocess.Popen[bytes]", log: Path)
     deadline = Deadline(_START_DEADLINE_S)
     while not answers(daemon.socket):
         if process.poll() is not None or deadline.passed():
+            said = _last_line(log)
             process.terminate()
             process.wait()
             raise HostProblem(
                 "daemon_failed",
-                f"{daemon.name} does not answer on {daemon.socket}: {_last_line(log)}",
+                f"{daemon.name} does not answer on {daemon.socket}: {said}",
                 hint=f"{' '.join(daemon.argv)}    (to see why)",
                 evidence=str(log),
             )
