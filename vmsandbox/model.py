@@ -268,9 +268,14 @@ class Snapshot(Value):
     object_format: Literal["sha1", "sha256"] = "sha1"
     files: int = 0
     content_bytes: int = 0
-    excludes: tuple[str, ...] = Field(
+    excludes: tuple[TreePath, ...] = Field(
         default=(), description="ignore patterns that live outside the tree, for the guest"
     )
+    shallow: tuple[Oid, ...] = Field(
+        default=(), description="commits whose parents the guest does not get"
+    )
+    user_name: str | None = Field(default=None, description="who commits, by the host's git config")
+    user_email: str | None = None
 
 
 class TreeEntry(NamedTuple):

@@ -1,0 +1,258 @@
+"""Owns how a worktree becomes a commit: the private store per worktree, its lock, its commits.
+
+The user's repository lends its objects and is never written, with one exception that is git's own:
+the time stamp of an object file may be renewed when an object is found to exist already. Knows no
+guest and no sandbox.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vmsandbox.deadline import Deadline
+from vmsandbox.errors import HostProblem, UsageProblem
+from vmsandbox.model import Snapshot
+from vmsandbox.worktree import include as including
+from vmsandbox.worktree.git import Git
+from vmsandbox.worktree.history import boundary
+from vmsandbox.worktree.locate import WorktreeInfo, locate
+from vmsandbox.worktree.repository import prepare
+from vmsandbox.worktree.staging import Staged, Staging, unreadable
+
+_LOCK_TIMEOUT_S = 600.0
+_LOCK_POLL_S = 0.02
+_NO_PARENT_DATE = "2000-01-01T00:00:00Z"
+_MESSAGE = "Worktree as it was when it went into the sandbox\n"
+
+
+def snapshot(
+    worktree: Path, stores: Path, *, include: Sequence[str] = (), history: str = "full"
+) -> Snapshot:
+    """Make a commit of the worktree exactly as it is; the store is a folder below `stores`.
+
+    Dirty, staged and untracked files are in it, ignored ones if git tracks them or `include` (see
+    :mod:`include`) names them. `history` is ``full``, ``none`` or how many commits a guest will
+    see. The same content on the same HEAD gives the same commit; if it is HEAD's content, HEAD
+    itself.
+
+    Raises what :func:`locate` raises, UsageProblem ``include_invalid``, ``worktree_empty``, and
+    HostProblem ``worktree_unreadable``, ``worktree_unstable``, ``worktree_busy``,
+    ``host_disk_full``.
+    """
+    info = locate(worktree)
+    specs = including.pathspecs(include)
+    folder = store_of(stores, info.top)
+    with _locked(folder):
+        store = _open_store(folder, info)
+        staged = _stage(store, folder, info, specs)
+        if not staged.files and info.head is None:
+            raise UsageProblem(
+                "worktree_empty",
+                f"there is nothing in {info.top}: no file and no commit",
+                hint=f"git -C {info.top} commit --allow-empty -m start    (or make a first file)",
+            )
+        commit = _commit(store, info, staged)
+        return _described(store, info, staged, commit, history)
+
+
+def store_of(stores: Path, top: Path) -> Path:
+    """The folder below `stores` that belongs to the worktree at `top`."""
+    return stores / hashlib.sha256(os.fsencode(top)).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One snapshot of a worktree at a time."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    deadline = Deadline(_LOCK_TIMEOUT_S)
+    with (folder / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if deadline.passed():
+                    raise HostProblem(
+                        "worktree_busy",
+                        "another snapshot of the same worktree does not end",
+                        hint="vmsandbox status",
+                        evidence=str(folder),
+                    ) from None
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _open_store(folder: Path, info: WorktreeInfo) -> Git:
+    borrow = [info.common_dir / "objects"] if info.common_dir else []
+    name = f"{info.object_format}.git"
+    return prepare(folder / name, info.object_format, borrow, info.shallow, durable=False)
+
+
+def _stage(store: Git, folder: Path, info: WorktreeInfo, specs: tuple[str, ...]) -> Staged:
+    indexes = folder / f"indexes-{info.object_format}"
+    indexes.mkdir(exist_ok=True)
+    staging = Staging(
+        store=store,
+        indexes=indexes,
+        oid_bytes=20 if info.object_format == "sha1" else 32,
+        excludes_file=info.excludes_file,
+        specs=specs,
+    )
+    for last in (False, True):
+        try:
+            staged = staging.stage(info.top, info.common_dir, borrowed=info.head is not None)
+            if staged.tree != _head_tree(store, info):
+                _check_complete(store, info, staged)
+            return staged
+        except PermissionError as error:
+            raise unreadable(info.top, str(error.filename), "Permission denied") from error
+        except _Incomplete:
+            if last:
+                raise
+            for index in indexes.iterdir():
+                index.unlink()
+    raise AssertionError("unreachable")
+
+
+class _Incomplete(HostProblem):
+    """Objects are missing that were there once."""
+
+
+def _check_complete(store: Git, info: WorktreeInfo, staged: Staged) -> None:
+    """Every object of the tree that HEAD does not hold must be there.
+
+    A blob that the user staged once is borrowed from their repository, whose gc may have removed it
+    since, while our index still knows its name.
+    """
+    known = [f"^{info.head}"] if info.head else []
+    done = store.attempt("rev-list", "--objects", "--quiet", staged.tree, *known)
+    if done.code:
+        raise _Incomplete(
+            "worktree_objects_missing",
+            f"objects of {info.top} cannot be read: {done.err.strip()}",
+            hint=f"git -C {info.top} fsck",
+            evidence=str(info.common_dir or store.git_dir),
+        )
+
+
+def _commit(store: Git, info: WorktreeInfo, staged: Staged) -> str:
+    if info.head is None:
+        return _commit_tree(store, staged.tree, None, _NO_PARENT_DATE)
+    if staged.tree == _head_tree(store, info):
+        return info.head
+    return _commit_tree(
+        store, staged.tree, info.head, _date(store.run("cat-file", "commit", info.head))
+    )
+
+
+def _head_tree(store: Git, info: WorktreeInfo) -> str | None:
+    return store.word("rev-parse", f"{info.head}^{{tree}}") if info.head else None
+
+
+def _date(commit: bytes) -> str:
+    """When a commit object says that it was made, as git wants to be told."""
+    match = re.search(rb"^committer .*> (\d+) ", commit, re.MULTILINE)
+    return f"@{int(match[1])} +0000" if match else _NO_PARENT_DATE
+
+
+def _commit_tree(store: Git, tree: str, parent: str | None, date: str) -> str:
+    """The date is the parent's, so that the same content has the same name whenever it is taken."""
+    names = {
+        f"GIT_{role}_{part}": value
+        for role in ("AUTHOR", "COMMITTER")
+        for part, value in (("NAME", "vmsandbox"), ("EMAIL", "vmsandbox@localhost"), ("DATE", date))
+    }
+    parents = ["-p", parent] if parent else []
+    signed = store.but(variables=names)
+    return signed.word("commit-tree", tree, *parents, stdin=_MESSAGE.encode())
+
+
+def _described(
+    store: Git, info: WorktreeInfo, staged: Staged, commit: str, history: str
+) -> Snapshot:
+    assert store.git_dir
+    return Snapshot(
+        git_dir=store.git_dir,
+        commit=commit,
+        tree=staged.tree,
+        parent=info.head,
+        branch=info.branch,
+        object_format=info.object_format,
+        files=staged.files,
+        content_bytes=staged.content_bytes,
+        excludes=_excludes(info),
+        shallow=boundary(
+            store,
+            commit,
+            "none" if info.partial else history,
+            own=commit != info.head,
+            known=info.shallow,
+        ),
+        user_name=info.user_name,
+        user_email=info.user_email,
+    )
+
+
+def _excludes(info: WorktreeInfo) -> tuple[bytes, ...]:
+    """Ignore rules that live outside the tree; the repository's own come last, as they win."""
+    own = info.common_dir and info.common_dir / "info" / "exclude"
+    lines: list[bytes] = []
+    for file in (info.excludes_file, own):
+        try:
+            lines += file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n") if file else []
+        except FileNotFoundError:
+            continue
+    return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))
+
+
+def hold_back(snapshot: Snapshot, previous: Snapshot, paths: Sequence[bytes]) -> Snapshot:
+    """`snapshot`, but compared with as if `paths` had not changed on the host since `previous`.
+
+    For paths that both sides changed: the guest keeps its version, so the host's change must show
+    as a conflict when the result is applied, instead of being undone. What `previous` held back
+    stays held back.
+    """
+    store = Git(git_dir=snapshot.git_dir)
+    earlier = _differing(store, f"{previous.commit}^{{tree}}", previous.tree)
+    held = sorted({*paths, *earlier})
+    if not held:
+        return snapshot
+    index = snapshot.git_dir.parent / f"held-{snapshot.commit}"
+    staging = store.but(index=index)
+    try:
+        staging.run("read-tree", snapshot.tree)
+        entries = _entries(store, previous.tree, held)
+        gone = b"0 " + b"0" * len(snapshot.tree) + b"\t"
+        lines = [entries.get(path, gone + path) for path in held]
+        staging.run(
+            "update-index",
+            "--replace",
+            "-z",
+            "--index-info",
+            stdin=b"".join(line + b"\0" for line in lines),
+        )
+        return snapshot.model_copy(update={"tree": staging.word("write-tree")})
+    finally:
+        index.unlink(missing_ok=True)
+
+
+def _differing(store: Git, one: str, other: str) -> list[bytes]:
+    return store.names("diff-tree", "-r", "-z", "--name-only", "--no-renames", one, other)
+
+
+def _entries(store: Git, tree: str, paths: Sequence[bytes]) -> dict[bytes, bytes]:
+    found = {}
+    for entry in store.names("ls-tree", "-r", "-z", "--full-tree", tree):
+        path = entry.partition(b"\t")[2]
+        found[path] = entry
+    return {path: found[path] for path in paths if path in found}
+
+
+def missing(snapshot: Snapshot) -> bool:
+    """Whether the snapshot's commit is gone from its store, for instance because it was removed."""
+    return Git(git_dir=snapshot.git_dir).attempt("cat-file", "-e", snapshot.commit).code != 0
