@@ -250,7 +250,7 @@ def sync(selector: SelectorArgument, as_json: JsonFlag = False) -> None:
     with Rooms.open() as rooms, out.waiting("sending changes"):
         report = sync_worktree(rooms, rooms.store.resolve(selector))
     data = report.model_dump(mode="json")
-    lines = [f"{len(report.updated)} path(s) updated"]
+    lines = [f"{report.updated} path(s) updated"]
     lines += [f"kept as the guest has it: {path}" for path in data["conflicts"]]
     out.result(data, "\n".join(lines))
     if report.conflicts:

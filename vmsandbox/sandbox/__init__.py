@@ -1,1 +1,46 @@
-"""x"""
+"""Owns sandboxes: what a user can do with them, from a request to the last freed byte.
+
+`create` checks a request and makes the folder, `plan` decides the start, `start` and `life` carry
+it out, `transfer` moves the worktree in and the change set out, `status` says what is true,
+`access` steps into a guest, `ending` stops, deletes and cleans up.
+"""
+
+from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
+from vmsandbox.sandbox.create import Request, create_sandbox, propose
+from vmsandbox.sandbox.ending import (
+    Cleaned,
+    clean_up,
+    delete_sandbox,
+    has_undecided_result,
+    spawn_manager,
+    stop_sandbox,
+)
+from vmsandbox.sandbox.life import Listener, Manager, Report
+from vmsandbox.sandbox.rooms import Rooms
+from vmsandbox.sandbox.status import Status, observe, observe_all
+from vmsandbox.sandbox.transfer import SyncReport, sync_worktree
+
+__all__ = [
+    "Cleaned",
+    "Listener",
+    "LogTail",
+    "Manager",
+    "Report",
+    "Request",
+    "Rooms",
+    "Status",
+    "SyncReport",
+    "clean_up",
+    "create_sandbox",
+    "delete_sandbox",
+    "exec_command",
+    "has_undecided_result",
+    "observe",
+    "observe_all",
+    "propose",
+    "spawn_manager",
+    "ssh_argv",
+    "ssh_config_text",
+    "stop_sandbox",
+    "sync_worktree",
+]

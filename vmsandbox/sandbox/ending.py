@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from vmsandbox import review
+from vmsandbox import review, worktree
 from vmsandbox.errors import HostProblem, ReviewRefused, UsageProblem
 from vmsandbox.guest import Deadline
 from vmsandbox.model import ChangeSet, ResultRecord, ResultState, SandboxState, Value
@@ -85,7 +85,9 @@ def stop_sandbox(rooms: Rooms, folder: SandboxFolder, *, at_once: bool) -> str:
     record = folder.read_record()
     if not rooms.guest_alive(record.domain_uuid):
         if record.state in LIVE:  # the guest went away while nobody looked
-            rooms.store.update(folder, lambda r: r.model_copy(update={"state": SandboxState.FAILED}))
+            rooms.store.update(
+                folder, lambda r: r.model_copy(update={"state": SandboxState.FAILED})
+            )
         return "already stopped"
     with Manager.of(rooms, folder, Quiet()) as manager:
         if at_once:
@@ -160,9 +162,7 @@ def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
 
     Never touches what runs, what is managed, nor a result that waits for a decision.
     """
-    cleaned = [
-        _clean_sandbox(rooms, folder, dry_run=dry_run) for folder in rooms.store.folders()
-    ]
+    cleaned = [_clean_sandbox(rooms, folder, dry_run=dry_run) for folder in rooms.store.folders()]
     cleaned += _clean_domains(rooms, dry_run=dry_run)
     cleaned += _clean_worktrees(rooms, dry_run=dry_run)
     return [item for item in cleaned if item is not None]
@@ -186,7 +186,7 @@ def _clean_sandbox(rooms: Rooms, folder: SandboxFolder, *, dry_run: bool) -> Cle
 
 def _why_removable(folder: SandboxFolder, status: Status) -> str:
     """The reason why nobody can miss it, or an empty text."""
-    if status.managed or status.guest_alive is not False and status.created_at is not None:
+    if status.managed or (status.guest_alive is not False and status.created_at is not None):
         return ""
     if status.created_at is None:
         return "half made or half deleted"
@@ -220,17 +220,15 @@ def _clean_domains(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
 
 def _clean_worktrees(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     """Snapshot stores that no sandbox refers to; the next snapshot makes a new one."""
-    used = {record.snapshot.git_dir for record in rooms.store.records() if record.snapshot}
+    stores = rooms.store.worktrees
+    used = {worktree.store_of(stores, record.task.worktree) for record in rooms.store.records()}
     found = []
-    for path in sorted(rooms.store.worktrees.iterdir()):
-        if not path.is_dir() or any(git_dir.is_relative_to(path) for git_dir in used):
+    for path in sorted(stores.iterdir()):
+        if not path.is_dir() or path in used:
             continue
         size = allocated_bytes(path)
         if not dry_run:
             shutil.rmtree(path, ignore_errors=True)
         outcome = "would go" if dry_run else "removed"
-        found.append(
-            Cleaned(kind="snapshots", what=path.name, outcome=outcome, freed_bytes=size)
-        )
+        found.append(Cleaned(kind="snapshots", what=path.name, outcome=outcome, freed_bytes=size))
     return found
-

@@ -42,6 +42,7 @@ from vmsandbox.model import (
     sandbox_may_become,
 )
 from vmsandbox.sandbox import start, transfer
+from vmsandbox.sandbox.access import open_guest
 from vmsandbox.sandbox.plan import plan_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder, locked, read_value
@@ -165,8 +166,6 @@ class Manager:
     def report(self) -> Report:
         """What came of it so far, read from the records."""
         record = self.folder.read_record()
-        change_set = read_value(self.folder.change_set, ChangeSet)
-        result = read_value(self.folder.result_record, ResultRecord)
         ended = record.exec_result
         return Report(
             id=record.id,
@@ -174,12 +173,7 @@ class Manager:
             outcome=ended.outcome.value if ended else Outcome.CANCELLED.value,
             exit_code=ended.exit_code if ended else None,
             detail=ended.detail if ended else "",
-            result=change_set
-            and ResultSummary(
-                state=result.state if result else ResultState.NONE,
-                digest=change_set.digest,
-                changes=len(change_set.changes),
-            ),
+            result=_summary(self.folder),
             worktree=record.task.worktree,
             image=record.image_name,
             image_digest=record.image_digest,
@@ -485,6 +479,16 @@ _OUTCOMES = {
 }
 
 
+def _summary(folder: SandboxFolder) -> ResultSummary | None:
+    change_set = read_value(folder.change_set, ChangeSet)
+    if change_set is None:
+        return None
+    result = read_value(folder.result_record, ResultRecord) or ResultRecord()
+    return ResultSummary(
+        state=result.state, digest=change_set.digest, changes=len(change_set.changes)
+    )
+
+
 def _task_spec(record: SandboxRecord) -> TaskSpec:
     return TaskSpec(
         id=record.id,
@@ -493,16 +497,6 @@ def _task_spec(record: SandboxRecord) -> TaskSpec:
         env={**record.task.env, "VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name},
         timeout_s=record.limits.timeout_s,
         grace_s=GRACE_S,
-    )
-
-
-def open_guest(rooms: Rooms, folder: SandboxFolder, record: SandboxRecord) -> Guest:
-    """The way into a sandbox's guest: its own key, the pinned host key; not yet connected."""
-    return Guest(
-        record.endpoint,
-        key=folder.client_key.read_text(),
-        host_key=folder.host_key.read_text(),
-        alive=lambda: rooms.guest_alive(record.domain_uuid) is not False,
     )
 
 

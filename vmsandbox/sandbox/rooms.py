@@ -52,6 +52,7 @@ class Rooms:
     @cached_property
     def hypervisor(self) -> Hypervisor:
         """Raises HostProblem ``libvirt_unreachable`` if the daemon does not answer."""
+        host.prepare(self.uri)
         return Hypervisor.connect(self.uri)
 
     def guest_alive(self, uuid: str) -> bool | None:

@@ -22,7 +22,8 @@ from vmsandbox.store import SandboxFolder, write_atomic
 def prepare(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder) -> None:
     """Write what the domain needs into the sandbox's folder. Safe to do again."""
     _write_keys(plan, folder)
-    write_atomic(folder.seed_iso, seed.nocloud_iso(_seed_spec(plan, folder)), 0o600)
+    spec = _seed_spec(plan, folder)
+    write_atomic(folder.seed_iso, seed.nocloud_iso(spec, seed.seed_tar(spec)))
     if not folder.overlay.exists():
         rooms.images.create_overlay(plan.image, folder.overlay, plan.limits.disk_mib)
     write_atomic(folder.domain_xml, plan.domain_xml.encode())

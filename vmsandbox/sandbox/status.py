@@ -4,7 +4,7 @@ contradictions are problems.
 Reads only. A libvirt that does not answer proves nothing about a guest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from vmsandbox.model import (
     SandboxState,
     Value,
 )
+from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder, read_value
 
 LIVE = frozenset(
@@ -66,7 +67,7 @@ class Status(Value):
 
 
 def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Status:
-    """What is true of one sandbox. `alive` tells of a domain's uuid whether it runs; None: unknown."""
+    """What is true of one sandbox. `alive` says of a domain uuid whether it runs; None: unknown."""
     managed = folder.manager_alive()
     try:
         record = folder.read_record()
@@ -126,3 +127,9 @@ def _derive(
     if state is SandboxState.READY:
         return state, ()
     return state, (f"nothing manages it (killed?): {again}",)
+
+
+def observe_all(rooms: Rooms, folders: Sequence[SandboxFolder]) -> list[Status]:
+    """What is true of these sandboxes, oldest first."""
+    found = [observe(folder, rooms.guest_alive) for folder in folders]
+    return sorted(found, key=lambda one: (str(one.created_at or ""), one.id))
