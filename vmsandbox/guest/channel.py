@@ -10,9 +10,9 @@ import os
 import select
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import paramiko
 
@@ -60,13 +60,59 @@ def command_line(argv: Sequence[str], *, folder: str | None = None) -> bytes:
     return line
 
 
+class Bell:
+    """Rings, as a readable descriptor, when something has arrived on either stream of a channel.
+
+    paramiko's own ``Channel.fileno`` can lose a ring when both streams are used at once: one stream
+    is emptied while the other is filled, in two threads, and the flag they share ends up lowered.
+    This bell is never lowered by paramiko, only by whoever then looks at both streams.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._lock = threading.Lock()
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closed = False
+        # They only ever call set and clear of what is named an Event.
+        channel.in_buffer.set_event(cast(threading.Event, self))
+        channel.in_stderr_buffer.set_event(cast(threading.Event, self))
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def set(self) -> None:
+        """Called by paramiko's thread."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self._writer, b"*")
+
+    def clear(self) -> None:
+        """Called by paramiko when a stream is empty, which says nothing about the other."""
+
+    def silence(self) -> None:
+        """To be called before the streams are looked at."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, _CHUNK_BYTES)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._reader)
+            os.close(self._writer)
+
+
 class Command:
     """A command that runs in the guest, on a channel of its own. `what` names it in errors."""
 
     def __init__(
-        self, connection: Connection, channel: paramiko.Channel, deadline: Deadline, what: str
+        self,
+        connection: Connection,
+        channel: paramiko.Channel,
+        bell: Bell,
+        deadline: Deadline,
+        what: str,
     ) -> None:
         self.channel = channel
+        self.bell = bell
         self._connection = connection
         self._deadline = deadline
         self._what = what
@@ -77,41 +123,45 @@ class Command:
     def started(
         cls,
         connection: Connection,
+        channel: paramiko.Channel,
         line: bytes,
         deadline: Deadline,
         what: str,
         terminal: tuple[str, int, int] | None = None,
     ) -> Iterator["Command"]:
-        """Open a channel and start `line` on it, in a terminal (TERM, columns, lines) if asked.
+        """Start `line` on a fresh channel, in a terminal (TERM, columns, lines) if asked.
 
         The channel is closed in the end, whatever happens. Raises GuestProblem ``connection_lost``.
         """
         with contextlib.ExitStack() as lifetime:
-            with connection.translated():
-                channel = connection.transport().open_session(timeout=deadline.at_most(_LONGEST_S))
-                lifetime.callback(channel.close)
-                with _closed_at(channel, deadline):
-                    if terminal:
-                        channel.get_pty(*terminal)
-                    channel.exec_command(line)
-            yield cls(connection, channel, deadline, what)
+            lifetime.callback(channel.close)
+            bell = Bell(channel)
+            lifetime.callback(bell.close)
+            with connection.translated(), _closed_at(channel, deadline):
+                if terminal:
+                    channel.get_pty(*terminal)
+                channel.exec_command(line)
+            yield cls(connection, channel, bell, deadline, what)
 
     def received(self, deadline: Deadline | None = None) -> Iterator[tuple[Stream, bytes]]:
         """What the guest sends, as it comes, until it ends both streams."""
         left = (deadline or self._deadline).timeout
         poller = select.poll()
-        poller.register(self.channel.fileno(), select.POLLIN)
-        while True:
+        poller.register(self.bell, select.POLLIN)
+        while not (yield from self.arrived()):
             seconds = left()
             if not poller.poll(None if seconds is None else seconds * 1000):
                 raise self._timeout()
-            ended = self.channel.eof_received or self.channel.closed
-            if self.channel.recv_ready():
-                yield "stdout", self.channel.recv(_CHUNK_BYTES)
-            elif self.channel.recv_stderr_ready():
-                yield "stderr", self.channel.recv_stderr(_CHUNK_BYTES)
-            elif ended:
-                return
+
+    def arrived(self) -> Generator[tuple[Stream, bytes], None, bool]:
+        """What is there by now, without waiting; returns whether both streams have ended."""
+        self.bell.silence()
+        ended = bool(self.channel.eof_received or self.channel.closed)
+        while self.channel.recv_ready():
+            yield "stdout", self.channel.recv(_CHUNK_BYTES)
+        while self.channel.recv_stderr_ready():
+            yield "stderr", self.channel.recv_stderr(_CHUNK_BYTES)
+        return ended
 
     def stdout(self) -> Iterator[bytes]:
         """The guest's stdout, as it comes; the end of stderr is kept for :meth:`completed`."""

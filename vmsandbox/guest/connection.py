@@ -37,6 +37,7 @@ _HOST_KEYS = ("ssh-ed25519",)
 _KEEPALIVE_S = 15
 _FIRST_PATIENCE_S = 0.6
 _MOST_PATIENCE_S = 5.0
+_LONGEST_S = 24 * 3600.0
 
 
 class NotYet(Exception):
@@ -101,16 +102,18 @@ class Connection:
                 self._transport = self._open(patience_s, deadline)
                 self._patience_s = _FIRST_PATIENCE_S
 
-    def is_live(self) -> bool:
-        self.check_interrupted()
-        return self._live() is not None
-
-    def transport(self) -> paramiko.Transport:
+    def check(self) -> paramiko.Transport:
         """The live transport; GuestProblem ``connection_lost`` if there is none."""
         self.check_interrupted()
         if transport := self._live():
             return transport
         raise self.lost("there is no connection")
+
+    def channel(self, deadline: Deadline) -> paramiko.Channel:
+        """A new channel. Raises GuestProblem ``connection_lost``; then nothing was asked of the
+        guest."""
+        with self.translated():
+            return self.check().open_session(timeout=deadline.at_most(_LONGEST_S))
 
     def lost(self, what: str) -> GuestProblem:
         where = f"{self.endpoint.address}:{self.endpoint.port}"
@@ -141,10 +144,10 @@ class Connection:
             undo.callback(transport.close)
             _choose_algorithms(transport)
             # What happens from here costs the guest real work: it gets all the time there is.
-            transport.banner_timeout = transport.auth_timeout = deadline.at_most(3600)
+            transport.banner_timeout = transport.auth_timeout = deadline.at_most(_LONGEST_S)
             transport.handshake_timeout = transport.banner_timeout
             try:
-                transport.start_client(timeout=deadline.at_most(3600))
+                transport.start_client(timeout=deadline.at_most(_LONGEST_S))
                 self._check_host_key(transport.get_remote_server_key())
                 transport.auth_publickey(self.user, self._key)
             except paramiko.AuthenticationException as error:

@@ -50,15 +50,20 @@ def wait_ready(
     with the hint of the first unmet one and what was seen of it last.
     """
     met: set[str] = set()
+    latest: _Unmet | None = None
 
     def ask() -> None:
+        nonlocal latest
         for requirement in requirements:
             try:
                 seen = requirement.check(deadline)
             except NotYet as error:
                 seen = str(error)
             if seen is not None:
-                raise _Unmet(requirement, seen)
+                unmet = _Unmet(requirement, seen)
+                if latest is None or not deadline.passed():  # what the deadline cut off says little
+                    latest = unmet
+                raise unmet
             if requirement.name not in met:
                 met.add(requirement.name)
                 progress(requirement.name)
@@ -70,11 +75,12 @@ def wait_ready(
             wait=tenacity.wait_fixed(_POLL_S),
             reraise=True,
         )(ask)
-    except _Unmet as unmet:
+    except _Unmet as last:
+        unmet = latest or last
         raise GuestProblem(
             "boot_timeout",
             f"the guest was not ready after {deadline.seconds:g} s: waiting for "
             f"{unmet.requirement.name} ({unmet.seen})",
             hint=unmet.requirement.hint,
             evidence=evidence,
-        ) from unmet
+        ) from last

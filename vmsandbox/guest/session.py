@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Self
 
+import paramiko
+
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest import task
@@ -87,8 +89,11 @@ class Guest:
 
         def check(deadline: Deadline) -> str | None:
             line = _WAIT_SEEDED.encode()
-            with self._started(line, Deadline(deadline.at_most(30)), "the seed check") as command:
-                answer = command.gathered(task.LINE_MAX_BYTES)
+            try:
+                with self._started(line, Deadline(deadline.at_most(30)), "the check") as command:
+                    answer = command.gathered(task.LINE_MAX_BYTES)
+            except GuestProblem as problem:  # a booting guest may also restart its sshd
+                return problem.message
             found = answer.strip().decode(errors="replace")
             return None if found == sandbox_id else f"{_SEEDED} says {found[:64]!r}"
 
@@ -187,7 +192,7 @@ class Guest:
             with self._command(task_run.argv(), _OPEN_S, what="the task script") as command:
                 if result := task_run.attend(command, deadline):
                     return result
-                self._connection.transport()  # raises if it was the connection that ended
+                self._connection.check()  # raises if it was the connection that ended
         except task.Refused as refused:
             if refused.why != "exists":
                 raise _refusal(refused) from refused
@@ -267,10 +272,16 @@ class Guest:
         terminal: tuple[str, int, int] | None = None,
     ) -> Iterator[Command]:
         """Start `line` on a channel of the connection, which is made (again) if there is none."""
-        if not self._connection.is_live():
-            self.connect(Deadline(deadline.at_most(_RECONNECT_S)))
-        with Command.started(self._connection, line, deadline, what, terminal) as command:
+        channel = self._channel(deadline)
+        with Command.started(self._connection, channel, line, deadline, what, terminal) as command:
             yield command
+
+    def _channel(self, deadline: Deadline) -> paramiko.Channel:
+        try:
+            return self._connection.channel(deadline)
+        except GuestProblem:
+            self.connect(Deadline(deadline.at_most(_RECONNECT_S)))
+            return self._connection.channel(deadline)
 
 
 def _answer(

@@ -53,36 +53,33 @@ class Terminal:
             if self._tty:
                 lifetime.enter_context(_raw(self._stdin))
                 resized = lifetime.enter_context(_resizes())
-            self._carry(command.channel, resized)
+            self._carry(command, resized)
         return command.completed(deadline=Deadline(_END_S)).code
 
-    def _carry(self, channel: paramiko.Channel, resized: int | None) -> None:
+    def _carry(self, command: Command, resized: int | None) -> None:
         poller = select.poll()
-        poller.register(channel.fileno(), select.POLLIN)
+        poller.register(command.bell, select.POLLIN)
         if resized is not None:
             poller.register(resized, select.POLLIN)
-        source = _Input(self._stdin, channel)
-        while True:
+        source = _Input(self._stdin, command.channel)
+        while not self._show(command):
             source.watch(poller)
             ready = {fd for fd, _ in poller.poll(_WINDOW_POLL_MS if source.waiting else None)}
             if resized in ready:
                 os.read(resized or 0, _CHUNK_BYTES)
-                channel.resize_pty(*_size(self._stdin))
+                command.channel.resize_pty(*_size(self._stdin))
             if self._stdin in ready:
                 source.read()
             source.send()
-            if channel.fileno() in ready and not self._show(channel):
-                return
 
-    def _show(self, channel: paramiko.Channel) -> bool:
-        ended = channel.eof_received or channel.closed
-        if channel.recv_ready():
-            _write(self._outputs["stdout"], channel.recv(_CHUNK_BYTES))
-        elif channel.recv_stderr_ready():
-            _write(self._outputs["stderr"], channel.recv_stderr(_CHUNK_BYTES))
-        elif ended:
-            return False
-        return True
+    def _show(self, command: Command) -> bool:
+        arrived = command.arrived()
+        while True:
+            try:
+                stream, data = next(arrived)
+            except StopIteration as end:
+                return bool(end.value)
+            _write(self._outputs[stream], data)
 
 
 class _Input:
