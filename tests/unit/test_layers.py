@@ -49,7 +49,6 @@ LIBRARY_OWNERS: Mapping[str, frozenset[str]] = {
     "pycdlib": frozenset({"seed"}),
     "cryptography": frozenset({"seed"}),
     "platformdirs": frozenset({"store"}),
-    "tomllib": frozenset({"config"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
 }
