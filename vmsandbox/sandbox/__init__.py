@@ -15,7 +15,8 @@ from vmsandbox.sandbox.ending import (
     spawn_manager,
     stop_sandbox,
 )
-from vmsandbox.sandbox.life import Listener, Manager, Report
+from vmsandbox.sandbox.life import Listener, Manager
+from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.status import Status, observe, observe_all
 from vmsandbox.sandbox.transfer import SyncReport, sync_worktree

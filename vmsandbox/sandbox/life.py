@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
@@ -33,19 +32,17 @@ from vmsandbox.model import (
     ExecResult,
     Failure,
     Outcome,
-    ResultRecord,
-    ResultState,
     SandboxRecord,
     SandboxState,
     Snapshot,
-    Value,
     sandbox_may_become,
 )
 from vmsandbox.sandbox import start, transfer
 from vmsandbox.sandbox.access import open_guest
 from vmsandbox.sandbox.plan import plan_of
+from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
-from vmsandbox.store import SandboxFolder, locked, read_value
+from vmsandbox.store import SandboxFolder, locked
 
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
@@ -65,37 +62,6 @@ class Listener(Protocol):
 
     def note(self, text: str) -> None:
         """Something worth a line."""
-
-
-class ResultSummary(Value):
-    """The change set as `run` reports it."""
-
-    state: ResultState
-    digest: str
-    changes: int
-
-
-class Report(Value):
-    """What a life came to, for people and for ``run --json``."""
-
-    id: str
-    name: str
-    outcome: str
-    exit_code: int | None
-    detail: str = ""
-    result: ResultSummary | None = None
-    worktree: Path
-    image: str
-    image_digest: str
-    state: SandboxState
-    timings: dict[str, float]
-    stdout: Path
-    stderr: Path
-
-    @property
-    def changes(self) -> int:
-        """How many paths differ."""
-        return self.result.changes if self.result else 0
 
 
 class Manager:
@@ -165,23 +131,7 @@ class Manager:
 
     def report(self) -> Report:
         """What came of it so far, read from the records."""
-        record = self.folder.read_record()
-        ended = record.exec_result
-        return Report(
-            id=record.id,
-            name=record.name,
-            outcome=ended.outcome.value if ended else Outcome.CANCELLED.value,
-            exit_code=ended.exit_code if ended else None,
-            detail=ended.detail if ended else "",
-            result=_summary(self.folder),
-            worktree=record.task.worktree,
-            image=record.image_name,
-            image_digest=record.image_digest,
-            state=record.state,
-            timings=record.timings,
-            stdout=self.folder.stdout,
-            stderr=self.folder.stderr,
-        )
+        return report_of(self.folder)
 
     def finish(self) -> Report:
         """End the task of a guest that nobody manages, collect what it did, stop the guest."""
@@ -205,11 +155,22 @@ class Manager:
     def ask_to_end(self) -> None:
         """End the task politely; what it did is still collected. From any thread."""
         self._ending.set()
-        if self._task_runs.is_set() and self._guest:
+        state = self.folder.read_record().state
+        if self._task_runs.is_set():
+            self._stop_task()
+        elif self._guest and state not in (SandboxState.RUNNING, SandboxState.COLLECTING):
+            self._guest.interrupt()
+
+    def _stop_task(self) -> None:
+        if self._guest:
             with contextlib.suppress(VmsandboxError):
                 self._guest.stop_task(self.folder.id, grace_s=GRACE_S)
-        elif self._guest and not self._is_collecting():
-            self._guest.interrupt()
+
+    def _task_started(self) -> None:
+        """The guest runs the task; whoever asked for its end meanwhile is heard now."""
+        self._task_runs.set()
+        if self._ending.is_set():
+            threading.Thread(target=self._stop_task, name="stop", daemon=True).start()
 
     def end_now(self) -> None:
         """Stop the guest without collecting; its disk is kept. From any thread."""
@@ -220,9 +181,6 @@ class Manager:
             self._guest.interrupt()
         with contextlib.suppress(VmsandboxError):
             self.rooms.hypervisor.destroy(self.folder.read_record().domain_uuid)
-
-    def _is_collecting(self) -> bool:
-        return self.folder.read_record().state is SandboxState.COLLECTING
 
     @contextlib.contextmanager
     def _heeding_requests(self) -> Iterator[None]:
@@ -355,7 +313,7 @@ class Manager:
         self._check_ending()
         self._become(SandboxState.RUNNING)
         with self._phase("run"), self._capture() as capture:
-            ended = self.guest.run_task(_task_spec(record), capture, started=self._task_runs.set)
+            ended = self.guest.run_task(_task_spec(record), capture, started=self._task_started)
         self._task_runs.clear()
         if self._at_once.is_set():
             raise Interrupted
@@ -477,16 +435,6 @@ _OUTCOMES = {
     "connection_lost": Outcome.CONNECTION_LOST,
     "guest_gone": Outcome.CONNECTION_LOST,
 }
-
-
-def _summary(folder: SandboxFolder) -> ResultSummary | None:
-    change_set = read_value(folder.change_set, ChangeSet)
-    if change_set is None:
-        return None
-    result = read_value(folder.result_record, ResultRecord) or ResultRecord()
-    return ResultSummary(
-        state=result.state, digest=change_set.digest, changes=len(change_set.changes)
-    )
 
 
 def _task_spec(record: SandboxRecord) -> TaskSpec:
