@@ -105,7 +105,7 @@ def _status_table(found: "list[Status]") -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("id", "name", "state", "outcome", "result", "changes", "disk", "age"):
         table.add_column(title, no_wrap=True)
-    table.add_column("worktree", overflow="fold")
+    table.add_column("worktree", overflow="fold", min_width=16)
     for one in found:
         table.add_row(*_status_row(one))
     return table

@@ -28,6 +28,7 @@ SelectorArgument = Annotated[
 ]
 
 SCHEMA = 1
+_PIPE_WIDTH = 500
 
 
 class Output:
@@ -50,7 +51,7 @@ class Output:
             markup=False,
             highlight=False,
             emoji=False,
-            soft_wrap=not stream.isatty(),
+            width=None if stream.isatty() else _PIPE_WIDTH,
         )
 
     def result(self, data: Any, text: "RenderableType | None" = None) -> None:
