@@ -2,29 +2,21 @@
 folder they are meant for.
 """
 
-import contextlib
 import io
 import os
 import stat
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from tests.repositories import git
 from vmsandbox import review
-from vmsandbox.model import (
-    Change,
-    ChangeKind,
-    ChangeSet,
-    Limits,
-    ResultRecord,
-    SandboxRecord,
-    Task,
-    TreeEntry,
-)
+from vmsandbox.model import ChangeSet, Limits, ResultRecord, SandboxRecord, Task
 from vmsandbox.review import Applied, Selection
 from vmsandbox.store import SandboxFolder, write_value
+from vmsandbox.worktree import Quarantine, ResultReader
 
 IMAGE = "sha256:" + "1" * 64
 
@@ -55,25 +47,13 @@ def bytes_of(node: Node) -> bytes:
     return node if isinstance(node, bytes) else node[0]
 
 
-class GitResults:
-    """A bare repository read as a review reads it: plumbing on objects only."""
+class Objects:
+    """A quarantine store, filled by hand."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, object_format: str = "sha1") -> None:
         self.path = path
-        self._reader: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def create(cls, path: Path, object_format: str = "sha1") -> "GitResults":
         path.mkdir()
-        git(path, "init", "--quiet", "--bare", f"--object-format={object_format}")
-        return cls(path)
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.communicate()
-            self._reader = None
-
-    # --- making objects
+        git(path, "init", "-q", "--bare", "--template=", f"--object-format={object_format}")
 
     def blob(self, content: bytes) -> str:
         return self._line("hash-object", "-w", "--stdin", stdin=content)
@@ -106,87 +86,18 @@ class GitResults:
     def commit(self, tree: str) -> str:
         return self._line("commit-tree", "-m", "made", tree)
 
+    def replace(self, oid: str, content: bytes) -> None:
+        """Put other content where an object lies, as a failing disk or a meddler might."""
+        for pack in (self.path / "objects/pack").glob("*.pack"):
+            moved = self.path / pack.name
+            pack.rename(moved)
+            git(self.path, "unpack-objects", "-q", stdin=moved.read_bytes())
+        loose = self.path / "objects" / oid[:2] / oid[2:]
+        loose.chmod(0o644)
+        loose.write_bytes(zlib.compress(b"blob %d\0" % len(content) + content))
+
     def _line(self, *arguments: str, stdin: bytes = b"") -> str:
         return git(self.path, *arguments, stdin=stdin).decode().strip()
-
-    # --- reading them, as vmsandbox.review.ResultStore
-
-    def entries(self, tree: str) -> Iterator[TreeEntry]:
-        for line in git(self.path, "ls-tree", "-r", "-t", "-z", tree).split(b"\0")[:-1]:
-            facts, _, path = line.partition(b"\t")
-            mode, _, oid = facts.split(b" ")
-            yield TreeEntry(path, int(mode, 8), oid.decode())
-
-    def changes(self, base: str, result: str) -> tuple[Change, ...]:
-        options = ("-r", "-z", "-M", "--no-ext-diff", "--no-textconv", base, result)
-        fields = iter(git(self.path, "diff-tree", "--raw", *options).split(b"\0")[:-1])
-        counts = self._line_counts(git(self.path, "diff-tree", "--numstat", *options))
-        return tuple(self._change(facts, fields, counts) for facts in fields)
-
-    def _change(
-        self, facts: bytes, fields: Iterator[bytes], counts: dict[bytes, tuple[bytes, bytes]]
-    ) -> Change:
-        old_mode, new_mode, old_oid, new_oid, letter = facts.lstrip(b":").split(b" ")
-        kind = ChangeKind(chr(letter[0]))
-        old_path = next(fields) if kind is ChangeKind.RENAMED else None
-        path = next(fields)
-        gone = kind is ChangeKind.DELETED
-        added, removed = counts[path]
-        is_text = added.isdigit() and b"120000" not in (old_mode, new_mode)
-        return Change(
-            kind=kind,
-            path=path,
-            old_path=old_path,
-            old_mode=int(old_mode, 8),
-            new_mode=int(new_mode, 8),
-            old_oid=None if kind is ChangeKind.ADDED else old_oid.decode(),
-            new_oid=None if gone else new_oid.decode(),
-            added=int(added) if is_text else None,
-            removed=int(removed) if is_text else None,
-            size_bytes=self._size((old_oid if gone else new_oid).decode()),
-        )
-
-    @staticmethod
-    def _line_counts(output: bytes) -> dict[bytes, tuple[bytes, bytes]]:
-        counts = {}
-        fields = iter(output.split(b"\0")[:-1])
-        for field in fields:
-            added, removed, path = field.split(b"\t")
-            if not path:  # a rename: old and new follow
-                next(fields)
-                path = next(fields)
-            counts[path] = (added, removed)
-        return counts
-
-    def _size(self, oid: str) -> int:
-        with self.open_blob(oid) as blob:
-            return len(blob.read())
-
-    @contextlib.contextmanager
-    def open_blob(self, oid: str) -> Iterator[BinaryIO]:
-        if self._reader is None:
-            self._reader = subprocess.Popen(
-                ["git", "cat-file", "--batch"],
-                cwd=self.path,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        assert self._reader.stdin
-        assert self._reader.stdout
-        self._reader.stdin.write(oid.encode() + b"\n")
-        self._reader.stdin.flush()
-        header = self._reader.stdout.readline().split()
-        if header[-1] == b"missing":  # a gitlink's commit is elsewhere
-            yield io.BytesIO()
-            return
-        content = self._reader.stdout.read(int(header[2]))
-        self._reader.stdout.read(1)
-        yield io.BytesIO(content)
-
-    def diff(self, base: str, result: str, paths: Sequence[bytes], max_bytes: int) -> bytes:
-        literal = [b":(top,literal)" + path for path in paths]
-        whole = git(self.path, "diff-tree", "-r", "-p", "-M", base, result, "--", *literal)
-        return whole[:max_bytes]
 
 
 def _kind(mode: int) -> bytes:
@@ -248,10 +159,10 @@ class Case:
         fill(self.target, base)
         self.folder = SandboxFolder(root / "sandbox")
         self.folder.path.mkdir()
-        self.results = GitResults.create(self.folder.result_git, object_format)
+        self.objects = Objects(self.folder.result_git, object_format)
         self.object_format = object_format
         self.live = False
-        self.base_tree = self.results.tree(base)
+        self.base_tree = self.objects.tree(base)
         self.task = Task(command=("make",), worktree=self.target)
         self.write_sandbox_record()
         self.collect(result)
@@ -274,20 +185,24 @@ class Case:
 
     def collect(self, result: Files) -> ChangeSet:
         """Hand back another result."""
-        return self.collect_tree(self.results.tree(result))
+        return self.collect_tree(self.objects.tree(result))
 
     def collect_tree(self, tree: str, limits: Limits | None = None) -> ChangeSet:
-        self.change_set = review.inspect_result(
-            self.results,
-            base=(self.results.commit(self.base_tree), self.base_tree),
-            result=(self.results.commit(tree), tree),
-            task_digest=self.task.digest(),
-            image_digest=IMAGE,
-            limits=limits or Limits(),
-            object_format="sha256" if self.object_format == "sha256" else "sha1",
-        )
+        with self.reading() as results:
+            self.change_set = review.inspect_result(
+                results,
+                base=(self.objects.commit(self.base_tree), self.base_tree),
+                result=(self.objects.commit(tree), tree),
+                task_digest=self.task.digest(),
+                image_digest=IMAGE,
+                limits=limits or Limits(),
+                object_format="sha256" if self.object_format == "sha256" else "sha1",
+            )
         review.present(self.folder, self.change_set)
         return self.change_set
+
+    def reading(self) -> AbstractContextManager[ResultReader]:
+        return Quarantine(self.folder.result_git).reading()
 
     def apply(
         self,
@@ -299,15 +214,16 @@ class Case:
         digest: str | None = None,
     ) -> Applied:
         chosen = Selection(paths=paths, include=include, exclude=exclude)
-        return review.apply(
-            self.folder,
-            self.results,
-            target or self.target,
-            is_live=lambda: self.live,
-            selection=None if chosen.is_all else chosen,
-            yes=yes,
-            digest=digest,
-        )
+        with self.reading() as results:
+            return review.apply(
+                self.folder,
+                results,
+                target or self.target,
+                is_live=lambda: self.live,
+                selection=None if chosen.is_all else chosen,
+                yes=yes,
+                digest=digest,
+            )
 
     def drop(self) -> ResultRecord:
         return review.drop(self.folder, is_live=lambda: self.live)

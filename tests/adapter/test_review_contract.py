@@ -3,11 +3,12 @@
 The results are made object by object with git's plumbing; the host folders are real.
 """
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,17 +45,13 @@ Make = Callable[..., Case]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Case] = []
+def make(tmp_path: Path) -> Make:
+    roots = (tmp_path / str(number) for number in itertools.count())
 
     def make_case(base: Files = BASE, result: Files = RESULT, **options: str) -> Case:
-        case = Case(tmp_path / str(len(made)), base, result, **options)
-        made.append(case)
-        return case
+        return Case(next(roots), base, result, **options)
 
-    yield make_case
-    for case in made:
-        case.results.close()
+    return make_case
 
 
 def refused(code: str, call: Callable[[], object]) -> ReviewRefused:
@@ -82,7 +79,8 @@ def test_nothing_is_written_before_the_apply(make: Make) -> None:
     review.show(case.folder, live=False)
     review.approve(case.folder)
     review.conflicts(case.folder, case.target)
-    case.results.diff(case.change_set.base_tree, case.change_set.result_tree, [], 10**6)
+    with case.reading() as results:
+        results.diff(case.change_set.base_tree, case.change_set.result_tree, [], 10**6)
     assert fingerprint(case.target) == before
 
 
@@ -96,13 +94,19 @@ def test_no_decision_means_that_nothing_is_applied(make: Make) -> None:
 
 def test_a_failed_apply_leaves_the_folder_byte_for_byte(make: Make) -> None:
     case = make()
-    shutil.rmtree(case.folder.result_git / "objects")
-    (case.folder.result_git / "objects").mkdir()
+    oid = next(c.new_oid for c in case.change_set.changes if c.path == b"tool")
+    assert oid
+    case.objects.replace(oid, b"other content\n")
     before = fingerprint(case.target)
     with pytest.raises(HostProblem, match="not what was collected"):
         case.apply()
     assert fingerprint(case.target) == before
     assert not case.folder.ledger.exists()
+    shutil.rmtree(case.folder.result_git / "objects")
+    (case.folder.result_git / "objects").mkdir()
+    with pytest.raises(HostProblem, match="not in the store"):
+        case.apply()
+    assert fingerprint(case.target) == before
 
 
 def test_an_apply_of_everything_makes_the_folder_equal_to_the_result(make: Make) -> None:
@@ -388,29 +392,22 @@ def test_exclude_alone_takes_from_everything(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "code"),
+    ("paths", "patterns", "code"),
     [
-        ({"paths": (b"nowhere",)}, "path_unmatched"),
-        ({"paths": (b"src", b"src/b.py")}, "path_unmatched"),
-        ({"include": ("*.rs",)}, "path_unmatched"),
-        ({"paths": (b"src",), "include": ("README",)}, "nothing_selected"),
-        ({"exclude": ("*",)}, "nothing_selected"),
+        ((b"nowhere",), {}, "path_unmatched"),
+        ((b"src", b"src/b.py"), {}, "path_unmatched"),
+        ((), {"include": ("*.rs",)}, "path_unmatched"),
+        ((b"src",), {"include": ("README",)}, "nothing_selected"),
+        ((), {"exclude": ("*",)}, "nothing_selected"),
     ],
     ids=repr,
 )
 def test_a_choice_that_fits_nothing_is_a_mistake(
-    make: Make, choice: dict[str, tuple[str, ...]], code: str
+    make: Make, paths: tuple[bytes, ...], patterns: dict[str, tuple[str, ...]], code: str
 ) -> None:
     case = make()
     with pytest.raises(UsageProblem) as caught:
-        review.apply(
-            case.folder,
-            case.results,
-            case.target,
-            is_live=lambda: False,
-            selection=Selection.model_validate(choice),
-            yes=True,
-        )
+        case.apply(*paths, include=patterns.get("include", ()), exclude=patterns.get("exclude", ()))
     assert caught.value.code == code
     assert case.content() == BASE
 
@@ -438,11 +435,17 @@ def test_half_of_a_change_of_type_cannot_be_chosen(
 def test_applying_again_changes_nothing(make: Make) -> None:
     case = make()
     case.apply()
-    before = {p: p.lstat() for p in case.target.rglob("*")}
+
+
+    def stamps() -> dict[Path, tuple[int, int, int]]:
+        status = {path: path.lstat() for path in case.target.rglob("*")}
+        return {p: (s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for p, s in status.items()}
+
+    before = stamps(), case.folder.result_record.read_bytes()
     again = case.apply()
     assert again.written == ()
     assert again.state is ResultState.APPLIED
-    assert {p: p.lstat() for p in case.target.rglob("*")} == before
+    assert (stamps(), case.folder.result_record.read_bytes()) == before
 
 
 def test_what_the_user_edits_after_an_apply_stays(make: Make) -> None:

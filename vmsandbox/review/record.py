@@ -109,8 +109,9 @@ def stepped(record: ResultRecord, state: ResultState) -> ResultRecord:
 
 
 def note(folder: SandboxFolder, text: str) -> None:
-    """Add to the sandbox's events what was decided or done."""
-    folder.append_event(Event(phase="review", text=text))
+    """Add to the sandbox's events what was decided or done, if there is room for it."""
+    with contextlib.suppress(OSError):  # the records are what counts, events only tell the story
+        folder.append_event(Event(phase="review", text=text))
 
 
 # --- the ledger -----------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class _Checker:
         self.by_path = {step.path: step for step in every}
         self.chosen_paths = {step.path for step in chosen}
         self.settled = settled
+        self.new_folders = {p for step in every if step.new_oid for p in parents(step.path)}
         self.doomed = self._doomed(removed_dirs)
 
     def _doomed(self, removed_dirs: Collection[bytes]) -> frozenset[bytes]:
@@ -121,7 +122,9 @@ class _Checker:
             found = Found("missing")
         if _equals(found, step.new_mode, step.new_oid):
             return None
-        if found.kind == "folder" and step.path in self.doomed and step.old_oid is None:
+        if found.kind == "folder" and step.new_oid is None and step.path in self.new_folders:
+            return None  # the file is gone, and the folder that replaces it has begun to be made
+        if found.kind == "folder" and step.old_oid is None and step.path in self.doomed:
             return Ready(step, found, self._nearest_folder(step.path))
         if _equals(found, step.old_mode, step.old_oid):
             return Ready(step, found, self._nearest_folder(step.path))
