@@ -27,7 +27,7 @@ class Guestless:
         self.host = host
         self.folder = folder
         self.stores = folder / "stores"
-        self.inside = folder / "guest" / "work"
+        self.inside = folder / "guest" / host.name
         self.state = folder / "guest" / "state"
         self.include = tuple(include)
         self.history = history

@@ -36,7 +36,8 @@ def _parts(glob: str) -> list[str]:
             f"not a glob of files below the worktree: {glob!r}",
             hint="--include '.env'    or    --include 'build/**'",
         )
-    return parts if "/" in glob.rstrip("/") else ["**", *parts]
+    anchored = "/" in glob.rstrip("/") or parts == ["**"]
+    return parts if anchored else ["**", *parts]
 
 
 def _specs(parts: list[str], folder: bool) -> list[str]:

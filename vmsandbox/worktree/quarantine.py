@@ -34,7 +34,7 @@ _LENIENT = ",".join(
     f"{name}=ignore" for name in ("hasDot", "hasDotdot", "hasDotgit", "fullPathname")
 )
 
-_TOO_LARGE = ("exceeds maximum allowed size", "out of memory", "too large", "File too large")
+_TOO_LARGE = ("exceeds maximum allowed size", "out of memory", "cannot allocate", "too large")
 _TOO_LARGE_SIGNALS = frozenset({-9, -24, -25})  # SIGKILL by our timer, SIGXCPU, SIGXFSZ
 _INCOMPLETE = ("did not receive expected object", "unresolved delta", "cannot read existing")
 
@@ -179,7 +179,7 @@ class _Incoming:
             process.stdout.read()
             done = process.wait()
         if done.code:
-            raise _refusal(done)
+            raise refusal(done)
         self._check_inflated()
         return received
 
@@ -302,10 +302,10 @@ def _refusing(names: Iterator[bytes]) -> Iterator[bytes]:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def _refusal(done: Completed) -> ReviewRefused:
+def refusal(done: Completed) -> ReviewRefused:
     """What it means that `git index-pack` gave up."""
     complaint = "; ".join(done.err.split("\n")[:2])
-    if done.code in _TOO_LARGE_SIGNALS or any(word in done.err for word in _TOO_LARGE):
+    if done.code in _TOO_LARGE_SIGNALS or any(word in done.err.lower() for word in _TOO_LARGE):
         return _too_large(complaint or "memory, time or disk for unpacking it ran out")
     if any(word in done.err for word in _INCOMPLETE):
         return _refused("incomplete", f"objects are missing: {complaint}")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from vmsandbox.model import Change, TreeEntry, Value
+from vmsandbox.model import Change, TreeEntry, TreePath, Value
 from vmsandbox.worktree.git import Git, GitFailed, Process
 from vmsandbox.worktree.listing import (
     GITLINK,
@@ -43,7 +43,7 @@ class MergeOutcome(Value):
     """What merging two results of one base came to."""
 
     tree: str
-    conflicts: tuple[bytes, ...]
+    conflicts: tuple[TreePath, ...]
 
 
 class ResultReader:

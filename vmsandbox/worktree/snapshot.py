@@ -1,8 +1,8 @@
 """Owns how a worktree becomes a commit: the private store per worktree, its lock, its commits.
 
-The user's repository lends its objects and is never written, with one exception that is git's own:
-the time stamp of an object file may be renewed when an object is found to exist already. Knows no
-guest and no sandbox.
+The user's repository lends its objects and is never written. One thing is git's own doing: it may
+renew the time stamp of a pack, loose object or shared index that it finds in use, so that no gc
+takes it for old. Knows no guest and no sandbox.
 """
 
 import fcntl

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmsandbox.errors import GuestProblem, HostProblem
-from vmsandbox.model import Snapshot, Value
+from vmsandbox.model import Snapshot, TreePath, Value
 from vmsandbox.text import printable, unquote_path
 from vmsandbox.worktree import include as including
 from vmsandbox.worktree.git import RAW_ATTRIBUTES, Git, GitFailed
@@ -134,7 +134,7 @@ class UpdateReport(Value):
     """What became of the host's changes in the guest."""
 
     updated: int
-    conflicts: tuple[bytes, ...]
+    conflicts: tuple[TreePath, ...]
     head_moved: bool
 
 
