@@ -6,15 +6,18 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.repositories import git
 from vmsandbox import review
+from vmsandbox.errors import ReviewRefused
 from vmsandbox.model import ChangeSet, Limits, ResultRecord, SandboxRecord, Task
-from vmsandbox.review import Applied, Selection
+from vmsandbox.review import Applied, ApplyConflict, Selection
 from vmsandbox.store import SandboxFolder, write_value
 from vmsandbox.worktree import Quarantine, ResultReader
 
@@ -35,6 +38,30 @@ class Link(NamedTuple):
 
 Node = bytes | Exe | Link
 Files = Mapping[bytes, Node]
+
+
+BASE: Files = {
+    b"README": b"hello\n",
+    b"src/a.py": b"a = 1\n",
+    b"src/b.py": b"b = 1\n",
+    b"src/deep/c.py": b"c = 1\n",
+    b"run.sh": Exe(b"#!/bin/sh\n"),
+    b"link": Link(b"README"),
+    b"old/gone.txt": b"going\n" * 10,
+    b"move/me.txt": b"the same before and after\n" * 20,
+}
+RESULT: Files = {
+    b"README": b"hello\nworld\n",
+    b"src/a.py": b"a = 2\n",
+    b"src/b.py": b"b = 1\n",
+    b"src/deep/c.py": Exe(b"c = 1\n"),
+    b"src/new.py": b"new = True\n",
+    b"run.sh": Exe(b"#!/bin/sh\nexit 0\n"),
+    b"tool": Exe(b"#!/bin/sh\n"),
+    b"link": Link(b"src/a.py"),
+    b"moved/me.txt": b"the same before and after\n" * 20,
+}
+"""What most tests start from, and a result with every kind of change in it."""
 
 
 def mode_of(node: Node) -> int:
@@ -234,3 +261,26 @@ class Case:
 
     def content(self) -> dict[bytes, Node]:
         return content(self.target)
+
+
+Make = Callable[..., Case]
+"""Makes a case, by default from BASE and RESULT."""
+
+
+# --- how a call ends ------------------------------------------------------------------------------
+
+
+def refused(code: str, call: Callable[[], object]) -> None:
+    """The call must be refused with this code, and say how to go on."""
+    with pytest.raises(ReviewRefused) as caught:
+        call()
+    assert caught.value.code == code
+    assert caught.value.hint
+
+
+def conflict(call: Callable[[], object]) -> dict[bytes, str]:
+    """The conflicts that a call is refused for: path → kind."""
+    with pytest.raises(ApplyConflict) as caught:
+        call()
+    assert caught.value.code == "apply_conflict"
+    return {item.path: item.kind for item in caught.value.conflicts}

@@ -11,9 +11,19 @@ from pathlib import Path
 
 from vmsandbox import hostile
 from vmsandbox.errors import NegativeAnswer, ReviewRefused
-from vmsandbox.model import ChangeSet, Digest, ResultRecord, ResultState, TreePath, Value, now
+from vmsandbox.model import (
+    ChangeSet,
+    Decision,
+    Digest,
+    ResultRecord,
+    ResultState,
+    TreePath,
+    Value,
+    now,
+)
 from vmsandbox.review.decisions import (
-    add_approval,
+    approval,
+    approved,
     approved_paths,
     refuse_dropped,
     refuse_live,
@@ -109,8 +119,8 @@ def apply(
             chosen = tuple(step for step in chosen if step.path in covered) or chosen
         if not chosen:
             return Applied(digest=change_set.digest, target=target, state=record.state)
-        record = _consent(job, record, chosen, yes, who)
-        record, batch = _write_batch(job, record, target.resolve(), chosen)
+        decision = _consent(job, record, chosen, yes, who)
+        record, batch = _write_batch(job, record, target.resolve(), chosen, decision)
         return Applied(
             digest=change_set.digest,
             target=target,
@@ -144,15 +154,15 @@ class _Job:
 
 def _consent(
     job: _Job, record: ResultRecord, chosen: Sequence[Step], yes: bool, who: str | None
-) -> ResultRecord:
-    """Make sure that the chosen steps are approved; `yes` approves them here and now."""
+) -> Decision | None:
+    """Make sure that the chosen steps are approved; `yes` approves them with this very call."""
     missing = {step.path for step in chosen} - approved_paths(job.change_set, record, job.every)
     if not missing:
-        return record
+        return None
     if (old := stale(job.change_set, record)) is not None:
         refuse_stale(job.folder, old.digest, job.change_set.digest)
     if yes:
-        return add_approval(job.folder, job.change_set, record, chosen, who)
+        return approval(job.change_set, chosen, who)
     id_ = job.folder.id
     raise ReviewRefused(
         "not_approved",
@@ -178,14 +188,20 @@ def _finish(job: _Job, record: ResultRecord) -> tuple[ResultRecord, tuple[bytes,
         return record, ()
     paths = frozenset(ledger.paths)
     chosen = [step for step in job.every if step.path in paths]
-    record, batch = _write_batch(job, record, ledger.target, chosen)
+    record, batch = _write_batch(job, record, ledger.target, chosen, ledger.decision)
     return record, tuple(item.step.path for item in batch.ready)
 
 
 def _write_batch(
-    job: _Job, record: ResultRecord, path: Path, chosen: Sequence[Step]
+    job: _Job,
+    record: ResultRecord,
+    path: Path,
+    chosen: Sequence[Step],
+    decision: Decision | None,
 ) -> tuple[ResultRecord, Batch]:
-    """Check, and write all of the batch or nothing."""
+    """Check, and write all of the batch or nothing. A fresh `decision` is recorded with it."""
+    if decision is not None and decision not in record.decisions:
+        record = approved(record, decision)
     settled = _settled(record, path)
     refuse_split(chosen, job.every, settled)
     with TargetFolder(path, job.change_set.object_format) as target:
@@ -194,21 +210,29 @@ def _write_batch(
             _conflicted(job, record, batch, path)
             raise ApplyConflict(batch.conflicts, path)
         if batch.ready:
-            _write_ready(job, target, batch, chosen)
+            _write_ready(job, target, batch, chosen, decision)
     applied = settled | set(batch.done) | {item.step.path for item in batch.ready}
     record = _recorded(job, record, path, applied)
     job.folder.ledger.unlink(missing_ok=True)
-    note(job.folder, f"applied {len(batch.ready)} paths of {len(chosen)} chosen to {path}")
+    by = f", approved by {decision.who}" if decision else ""
+    note(job.folder, f"applied {len(batch.ready)} of {len(chosen)} chosen paths to {path}{by}")
     return record, batch
 
 
-def _write_ready(job: _Job, target: TargetFolder, batch: Batch, chosen: Sequence[Step]) -> None:
+def _write_ready(
+    job: _Job,
+    target: TargetFolder,
+    batch: Batch,
+    chosen: Sequence[Step],
+    decision: Decision | None,
+) -> None:
     staging = staging_paths(batch, secrets.token_hex(6))
     ledger = Ledger(
         digest=job.change_set.digest,
         target=target.path,
         paths=tuple(step.path for step in chosen),
         staged=tuple(staging.values()),
+        decision=decision,
     )
     write_value(job.folder.ledger, ledger)
     try:

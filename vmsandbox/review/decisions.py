@@ -33,8 +33,10 @@ def approve(
         refuse_dropped(folder, record)
         if record.state in (ResultState.APPLIED, ResultState.NONE):
             return record
-        every = steps_of(change_set.changes)
-        return add_approval(folder, change_set, record, select(every, selection), who)
+        decision = approval(change_set, select(steps_of(change_set.changes), selection), who)
+        which = f" ({len(decision.paths)} paths)" if decision.paths else ""
+        note(folder, f"approved {change_set.digest}{which} by {decision.who}")
+        return write_record(folder, approved(record, decision))
 
 
 def drop(
@@ -61,24 +63,20 @@ def drop(
         return write_record(folder, _decided(record, ResultState.DROPPED, decision))
 
 
-def add_approval(
-    folder: SandboxFolder,
-    change_set: ChangeSet,
-    record: ResultRecord,
-    chosen: Sequence[Step],
-    who: str | None,
-) -> ResultRecord:
-    """Write an approval of the chosen steps; the caller holds the lock."""
+def approval(change_set: ChangeSet, chosen: Sequence[Step], who: str | None) -> Decision:
+    """The decision that the chosen steps may be applied."""
     all_of_it = len(chosen) == len(steps_of(change_set.changes))
-    decision = Decision(
+    return Decision(
         verdict=Verdict.APPROVED,
         digest=change_set.digest,
         who=who or decider(),
         paths=() if all_of_it else tuple(step.path for step in chosen),
     )
-    which = "" if all_of_it else f" ({len(chosen)} paths)"
-    note(folder, f"approved {change_set.digest}{which} by {decision.who}")
-    return write_record(folder, _decided(record, ResultState.APPROVED, decision))
+
+
+def approved(record: ResultRecord, decision: Decision) -> ResultRecord:
+    """The record with an approval; nothing is written."""
+    return _decided(record, ResultState.APPROVED, decision)
 
 
 def _decided(record: ResultRecord, state: ResultState, decision: Decision) -> ResultRecord:

@@ -9,6 +9,7 @@ from pydantic import Field
 from vmsandbox.errors import HostProblem, NegativeAnswer, ReviewRefused, UsageProblem
 from vmsandbox.model import (
     ChangeSet,
+    Decision,
     Digest,
     Event,
     ResultRecord,
@@ -29,6 +30,7 @@ class Ledger(Value):
     target: Path
     paths: tuple[TreePath, ...] = Field(description="the paths of the batch")
     staged: tuple[TreePath, ...] = Field(description="what is written beside them for a while")
+    decision: Decision | None = Field(default=None, description="made by this very apply")
 
 
 def present(folder: SandboxFolder, change_set: ChangeSet) -> ResultRecord:

@@ -114,20 +114,21 @@ class _Checker:
 
     def _judge(self, step: Step) -> "Ready | Conflict | None":
         """None: the path already is as in the result."""
+        stage_in = step.path.rpartition(b"/")[0]
         try:
             found = self.target.look(step.path)
         except BlockedError as blocked:
             if not blocked.missing and (conflict := self._blocked(step, blocked.at)):
                 return conflict
-            found = Found("missing")
+            found, stage_in = Found("missing"), blocked.at.rpartition(b"/")[0]
         if _equals(found, step.new_mode, step.new_oid):
             return None
         if found.kind == "folder" and step.new_oid is None and step.path in self.new_folders:
             return None  # the file is gone, and the folder that replaces it has begun to be made
         if found.kind == "folder" and step.old_oid is None and step.path in self.doomed:
-            return Ready(step, found, self._nearest_folder(step.path))
+            return Ready(step, found, stage_in)
         if _equals(found, step.old_mode, step.old_oid):
-            return Ready(step, found, self._nearest_folder(step.path))
+            return Ready(step, found, stage_in)
         if step.path in self.settled:
             return None
         return _difference(step, found)
@@ -144,13 +145,6 @@ class _Checker:
         return Conflict(
             path=step.path, kind="way", what=f"{quote_path(at)} is a {found.kind}, not a folder"
         )
-
-    def _nearest_folder(self, path: bytes) -> bytes:
-        """The nearest folder above `path` that exists and stays."""
-        for above in parents(path):
-            with contextlib.suppress(BlockedError), self.target.folder(above):
-                return above
-        return b""
 
     def _foreign(self, leaving: Collection[bytes]) -> Iterator[Conflict]:
         """Folders that would be removed although something lies in them that is not the base's."""

@@ -270,7 +270,9 @@ def _make_folders(target: TargetFolder, path: bytes) -> None:
 
 def _flush_folders(target: TargetFolder, batch: Batch) -> None:
     """Make renames and removals durable. The first flush of a journal carries all the others."""
-    touched = {above for item in batch.ready for above in (*parents(item.step.path), b"")}
+    touched = {_above(item.step.path) for item in batch.ready}
+    moved = (i.step.path for i in batch.ready if i.found.status is None or i.step.new_oid is None)
+    touched |= {above for path in moved for above in (*parents(path), b"")}
     for path in touched:
         with (
             contextlib.suppress(BlockedError, OSError),  # gone, unreadable, or cannot be flushed
