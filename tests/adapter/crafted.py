@@ -180,12 +180,18 @@ class Case:
     """A host folder that holds the base, and a sandbox that handed back `result`."""
 
     def __init__(
-        self, root: Path, base: Files, result: Files, *, object_format: str = "sha1"
+        self,
+        root: Path,
+        base: Files,
+        result: Files,
+        *,
+        object_format: str = "sha1",
+        sandbox: Path | None = None,
     ) -> None:
         self.target = root / "worktree"
         fill(self.target, base)
-        self.folder = SandboxFolder(root / "sandbox")
-        self.folder.path.mkdir()
+        self.folder = SandboxFolder(sandbox or root / "sandbox")
+        self.folder.path.mkdir(parents=True)
         self.objects = Objects(self.folder.result_git, object_format)
         self.object_format = object_format
         self.live = False

@@ -4,7 +4,14 @@ The only writer of a sandbox's change set, result record and ledger. It never ne
 what it writes to is only ever the folder it is told to. Without a decision nothing is applied.
 """
 
-from vmsandbox.review.applying import Applied, ApplyConflict, apply, conflicts
+from vmsandbox.review.applying import (
+    Applied,
+    ApplyConflict,
+    apply,
+    chosen_paths,
+    conflicts,
+    unapproved,
+)
 from vmsandbox.review.decisions import approve, approved_paths, decider, drop, stale
 from vmsandbox.review.inspection import ResultStore, inspect_result
 from vmsandbox.review.record import Ledger, abandon, present, read
@@ -24,6 +31,7 @@ __all__ = [
     "apply",
     "approve",
     "approved_paths",
+    "chosen_paths",
     "conflicts",
     "decider",
     "drop",
@@ -32,4 +40,5 @@ __all__ = [
     "read",
     "show",
     "stale",
+    "unapproved",
 ]

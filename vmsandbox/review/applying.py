@@ -5,7 +5,7 @@ the same batch again: what was written counts as done, the rest follows.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,13 +113,11 @@ def apply(
         job = _Job(folder, results, change_set, steps_of(change_set.changes))
         _refuse_bad_names(job.every)
         record, finished = _finish(job, record)
-        chosen = select(job.every, selection)
-        if selection is None and not yes:
-            covered = approved_paths(change_set, record, job.every)
-            chosen = tuple(step for step in chosen if step.path in covered) or chosen
+        covered = approved_paths(change_set, record, job.every)
+        chosen = _chosen(job.every, covered, selection, yes)
         if not chosen:
             return Applied(digest=change_set.digest, target=target, state=record.state)
-        decision = _consent(job, record, chosen, yes, who)
+        decision = _consent(job, record, chosen, covered, yes, who)
         record, batch = _write_batch(job, record, target.resolve(), chosen, decision)
         return Applied(
             digest=change_set.digest,
@@ -130,6 +128,20 @@ def apply(
             finished=finished,
             remaining=len(job.every) - len(record.applied_paths),
         )
+
+
+def unapproved(folder: SandboxFolder, selection: Selection | None = None) -> tuple[bytes, ...]:
+    """The paths that :func:`apply` without `yes` would refuse as not approved."""
+    change_set, record = read(folder)
+    every = steps_of(change_set.changes)
+    covered = approved_paths(change_set, record, every)
+    chosen = _chosen(every, covered, selection, yes=False)
+    return tuple(step.path for step in chosen if step.path not in covered)
+
+
+def chosen_paths(change_set: ChangeSet, selection: Selection) -> tuple[bytes, ...]:
+    """The paths of a change set that a selection means, old names of renames included."""
+    return tuple(step.path for step in select(steps_of(change_set.changes), selection))
 
 
 def conflicts(folder: SandboxFolder, target: Path) -> tuple[Conflict, ...]:
@@ -152,11 +164,27 @@ class _Job:
     every: tuple[Step, ...]
 
 
+def _chosen(
+    every: tuple[Step, ...],
+    covered: Collection[bytes],
+    selection: Selection | None,
+    yes: bool,
+) -> tuple[Step, ...]:
+    if selection is not None or yes:
+        return select(every, selection)
+    return tuple(step for step in every if step.path in covered) or every
+
+
 def _consent(
-    job: _Job, record: ResultRecord, chosen: Sequence[Step], yes: bool, who: str | None
+    job: _Job,
+    record: ResultRecord,
+    chosen: Sequence[Step],
+    covered: Collection[bytes],
+    yes: bool,
+    who: str | None,
 ) -> Decision | None:
     """Make sure that the chosen steps are approved; `yes` approves them with this very call."""
-    missing = {step.path for step in chosen} - approved_paths(job.change_set, record, job.every)
+    missing = [step.path for step in chosen if step.path not in covered]
     if not missing:
         return None
     if (old := stale(job.change_set, record)) is not None:
