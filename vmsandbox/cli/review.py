@@ -11,8 +11,6 @@ from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 from vmsandbox.errors import NegativeAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from vmsandbox.review import Applied, Review, Selection
     from vmsandbox.store import SandboxFolder
 
@@ -79,7 +77,7 @@ def review(
     if not diff:
         _print(out, data, text.stat(shown) if stat else text.whole(shown))
         return
-    difference = _difference(folder, shown, paths, max_bytes)
+    difference = _difference(folder, shown, _selection(folder, paths), max_bytes)
     data |= {
         "diff": difference[:max_bytes].decode("utf-8", "backslashreplace"),
         "diff_truncated": len(difference) > max_bytes,
@@ -226,18 +224,16 @@ def _selection(
 
 
 def _difference(
-    folder: "SandboxFolder", shown: "Review", paths: list[str] | None, max_bytes: int
+    folder: "SandboxFolder", shown: "Review", selection: "Selection | None", max_bytes: int
 ) -> bytes:
     from vmsandbox import review as room
     from vmsandbox.worktree import Quarantine
 
-    if shown.change_set is None:
+    change_set = shown.change_set
+    if change_set is None:
         return b""
-    chosen: Sequence[bytes] = ()
-    if (selection := _selection(folder, paths)) is not None:
-        chosen = room.chosen_paths(shown.change_set, selection)
+    chosen = room.chosen_paths(change_set, selection) if selection else ()
     with Quarantine(folder.result_git).reading() as results:
-        change_set = shown.change_set
         return results.diff(change_set.base_tree, change_set.result_tree, chosen, max_bytes)
 
 
@@ -273,7 +269,7 @@ def _ask(
             room.approve(folder, selection=selection, digest=digest or current)
             return current
         if answer.lower() in ("v", "view"):
-            difference = _difference(folder, shown, None, DIFF_BYTES)
+            difference = _difference(folder, shown, selection, DIFF_BYTES)
             console.print(text.diff(difference, DIFF_BYTES), soft_wrap=True)
         elif answer.lower() in ("n", "no"):
             raise NegativeAnswer(
