@@ -150,10 +150,8 @@ class _Checker:
         """Folders that would be removed although something lies in them that is not the base's."""
         explained = self.by_path.keys()
         needed = {step.path for step in self.chosen if step.new_oid is not None}
-        for folder in sorted(self.doomed):
-            below = folder + b"/"
-            if folder not in needed and not any(path.startswith(below) for path in leaving):
-                continue
+        needed |= {above for path in leaving for above in parents(path)}
+        for folder in sorted(self.doomed & needed):
             foreign = sorted(
                 path
                 for path in self._content(folder)
