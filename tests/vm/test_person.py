@@ -1,0 +1,54 @@
+"""Somebody who is not root, through qemu:///session: the whole life, and doctor."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.people import Person
+from tests.repositories import Repository, fingerprint
+from tests.sandboxes import State
+from tests.vm.lives import kinds_of, status_of
+
+
+@pytest.fixture
+def project(person: Person) -> Repository:
+    """A repository of theirs, in their home."""
+    path = person.home / "project"
+    script = (
+        "git init -q -b main project && cd project && echo hello > README && git add README"
+        " && git -c user.name=Ann -c user.email=ann@example.org commit -q -m first"
+    )
+    done = person.run(["sh", "-c", script])
+    assert done.returncode == 0, done.stderr
+    return Repository(path)
+
+
+def test_doctor(persons_state: State) -> None:
+    answer = persons_state("doctor", "--fix", "--json")
+    assert answer.code == 0, answer.out
+    assert answer.data["ok"]
+    assert "qemu:///session" in answer.out
+
+
+def test_a_whole_life(persons_state: State, person: Person, project: Repository) -> None:
+    state = persons_state
+    before = fingerprint(project.path, without=frozenset())
+    task = "sudo id -un > root.txt; echo hi > new.txt; exit 3"
+    run = ("run", "--json", "--name", "mine", "--worktree", project.path)
+    answer = state(*run, "--", "sh", "-c", task)
+    assert answer.code == 3, answer.err
+    assert (answer.data["outcome"], answer.data["result"]["changes"]) == ("failed", 2)
+    assert fingerprint(project.path, without=frozenset()) == before
+    assert kinds_of(state, "mine") == {"new.txt": "A", "root.txt": "A"}
+    assert "new.txt" in state.ok("review", "mine").out
+    state.ok("apply", "--yes", "mine")
+    for name, content in {"new.txt": "hi\n", "root.txt": "root\n"}.items():
+        written: Path = project.path / name
+        assert written.read_text() == content
+        assert written.stat().st_uid == person.uid
+    found = status_of(state, "mine")
+    assert (found["guest_alive"], found["result"], found["problems"]) == (False, "applied", [])
+    items = state.ok("cleanup", "--json").data["items"]
+    assert (found["id"], "removed") in [(item["what"], item["outcome"]) for item in items]
+    assert state.ok("cleanup", "--json").data["items"] == []
+    assert state.ok("status", "--json").data["sandboxes"] == []
