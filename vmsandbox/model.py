@@ -433,6 +433,8 @@ class SandboxRecord(Value):
     keep: bool = False
     snapshot: Snapshot | None = None
     base_in_guest: bool = Field(default=False, description="the worktree was unpacked in the guest")
+    task_started: bool = Field(default=False, description="the guest has said that the task runs")
+    collected: bool = Field(default=False, description="what the task did is up for review")
     exec_result: ExecResult | None = None
     failure: Failure | None = None
     timings: dict[str, float] = Field(default_factory=dict)

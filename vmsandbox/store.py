@@ -10,12 +10,14 @@ there is nothing to clean up and a held lock proves a living manager.
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import TypeVar
 import platformdirs
 from pydantic import BaseModel, ValidationError
 
+from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import Endpoint, Event, SandboxRecord
 
@@ -34,6 +37,7 @@ no privilege)."""
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 _V = TypeVar("_V", bound=BaseModel)
 _EVENTS_MAX_BYTES = 4 * 1024 * 1024
+_PROBE_S = 0.25
 
 
 def state_root() -> Path:
@@ -99,19 +103,58 @@ def _host_problem(error: OSError, path: Path) -> HostProblem:
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive ``flock`` on `path` (made if missing); with ``wait=False`` raise
-    BlockingIOError if held."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Hold an exclusive ``flock`` on `path` (made if missing, but never its folder).
+
+    With ``wait=False`` raises BlockingIOError if another holds it. Raises UsageProblem
+    ``sandbox_unknown`` if the folder is gone.
+    """
+    descriptor = _lock(path, None if wait else _PROBE_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, patience_s: float | None) -> int:
+    """The descriptor that holds the lock."""
+    deadline = Deadline(patience_s)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open_lock(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # A folder may have been deleted and made again while we waited: lock what is there now.
+            _flock(descriptor, deadline)
+            # The folder may have been deleted while we waited: lock what is there now.
             if _same_file(descriptor, path):
-                yield
-                return
-        finally:
+                return descriptor
+        except BaseException:
             os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise UsageProblem(
+            "sandbox_unknown", f"sandbox {path.parent.name} is gone", hint="vmsandbox status"
+        ) from None
+    except OSError as error:
+        raise _host_problem(error, path) from error
+
+
+def _flock(descriptor: int, deadline: Deadline) -> None:
+    """A short patience lets those pass who only ask whether it is held, see :func:`is_locked`."""
+    if math.isinf(deadline.seconds):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if deadline.passed():
+                raise
+        time.sleep(_PROBE_S / 50)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
@@ -127,8 +170,8 @@ def is_locked(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:  # shared, so that those who ask do not take each other for a holder
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -158,6 +201,7 @@ class SandboxFolder:
 
     record = _File("record.json")  # intent; sandbox.py alone
     events = _File("events.jsonl")
+    maker_lock = _File("maker.lock")  # held by who made the sandbox until a manager has it
     manager_lock = _File("manager.lock")  # held by the manager
     record_lock = _File("record.lock")  # held for one update
     overlay = _File("overlay.qcow2")
@@ -179,11 +223,12 @@ class SandboxFolder:
     change_set = _File("changeset.json")  # last collected
     result_record = _File("result.json")  # review.py alone
     result_lock = _File("result.lock")
+    sync_lock = _File("sync.lock")
     ledger = _File("ledger.json")  # an apply on its way
 
     def manager_alive(self) -> bool:
-        """Whether a process manages this sandbox now."""
-        return is_locked(self.manager_lock)
+        """Whether a process manages this sandbox now, or made it and is about to."""
+        return is_locked(self.manager_lock) or is_locked(self.maker_lock)
 
     def read_record(self) -> SandboxRecord:
         """The record; HostProblem ``record_missing`` if a creation or deletion was cut short."""
@@ -198,8 +243,11 @@ class SandboxFolder:
         return record
 
     def append_event(self, event: Event) -> None:
-        """Add one line to events.jsonl, which never grows past 4 MiB."""
-        with contextlib.suppress(FileNotFoundError), self.events.open("ab") as file:
+        """Add one line to events.jsonl, which never grows past 4 MiB.
+
+        A full disk is no error here: the records are what counts, events only tell the story.
+        """
+        with contextlib.suppress(OSError), self.events.open("ab") as file:
             if file.tell() < _EVENTS_MAX_BYTES:
                 file.write(event.model_dump_json(exclude_none=True).encode() + b"\n")
 
@@ -233,6 +281,7 @@ class Store:
 
     def __init__(self, root: Path | None = None) -> None:
         self.path = root or state_root()
+        self._made: dict[str, int] = {}
         try:
             for folder in (self.path, self.images, self.sandboxes, self.templates):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -273,19 +322,39 @@ class Store:
     ) -> SandboxFolder:
         """Give out an id, a name and an address under the store's lock and write the first record.
 
-        `make` gets (id, name, endpoint). Raises UsageProblem ``name_invalid`` or ``name_taken``.
+        `make` gets (id, name, endpoint). The sandbox counts as managed until :meth:`hand_over` or
+        :meth:`close`, so that nobody takes it for abandoned before its manager has begun. Raises
+        UsageProblem ``name_invalid`` or ``name_taken``, HostProblem ``host_disk_full``.
         """
         with locked(self.lock):
             id_, name, endpoint = self.propose(name)
             folder = self.folder(id_)
             record = make(id_, name, endpoint)
-            folder.path.mkdir(mode=0o711)
             try:
-                write_value(folder.record, record)
+                self._make(folder, record)
             except BaseException:
-                shutil.rmtree(folder.path)
+                self.hand_over(folder)
+                shutil.rmtree(folder.path, ignore_errors=True)
                 raise
         return folder
+
+    def _make(self, folder: SandboxFolder, record: SandboxRecord) -> None:
+        try:
+            folder.path.mkdir(mode=0o711)
+        except OSError as error:
+            raise _host_problem(error, folder.path) from error
+        self._made[folder.id] = _lock(folder.maker_lock, None)
+        write_value(folder.record, record)
+
+    def hand_over(self, folder: SandboxFolder) -> None:
+        """Its manager has the sandbox now; does nothing unless it was made here."""
+        if (descriptor := self._made.pop(folder.id, None)) is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Sandboxes that were made here and have no manager are abandoned."""
+        while self._made:
+            os.close(self._made.popitem()[1])
 
     def propose(self, name: str | None) -> tuple[str, str, Endpoint]:
         """An id, name and address that are free now; only :meth:`create` makes them taken."""
@@ -355,16 +424,12 @@ class Store:
                 f"{selector!r} fits {len(found)} sandboxes: {', '.join(r.id for r in found[:8])}",
                 hint="use more of the id, or the name",
             )
-        raise UsageProblem(
-            "sandbox_unknown", f"no sandbox {selector!r}", hint="vmsandbox status --all"
-        )
+        raise UsageProblem("sandbox_unknown", f"no sandbox {selector!r}", hint="vmsandbox status")
 
     def update(
         self, folder: SandboxFolder, change: Callable[[SandboxRecord], SandboxRecord]
     ) -> SandboxRecord:
         """Read, change and write a record under its lock; returns what was written."""
-        if not folder.path.is_dir():
-            raise UsageProblem("sandbox_unknown", f"sandbox {folder.id} is gone")
         with locked(folder.record_lock):
             record = change(folder.read_record())
             write_value(folder.record, record)

@@ -60,6 +60,8 @@ class Observation(Value):
 
     state: DomainState
     detail: str = ""
+    io_error: bool = False
+    """QEMU stopped the guest because it cannot write its disk: no space on the host."""
 
     @property
     def alive(self) -> bool | None:
@@ -186,10 +188,12 @@ class Hypervisor:
     def observe(self, uuid: str) -> Observation:
         """What is true of a domain; never raises because libvirt cannot be asked."""
         try:
-            code, _ = self._with(uuid, "looking at", lambda domain: domain.state())
+            code, why = self._with(uuid, "looking at", lambda domain: domain.state())
         except HostProblem as problem:
             return self._observe_process(uuid, problem)
-        return Observation(state=_STATES.get(code, DomainState.UNKNOWN))
+        state = _STATES.get(code, DomainState.UNKNOWN)
+        io_error = state is DomainState.PAUSED and why == libvirt.VIR_DOMAIN_PAUSED_IOERROR
+        return Observation(state=state, io_error=io_error)
 
     @staticmethod
     def _observe_process(uuid: str, problem: HostProblem) -> Observation:
@@ -210,11 +214,14 @@ class Hypervisor:
         root = state_root.resolve()
         return [domain for domain in marked if domain and domain.state_root.resolve() == root]
 
-    def strays(self, state_root: Path) -> list[QemuProcess]:
-        """QEMU processes with disks below `state_root` that libvirt has forgotten."""
+    def strays(self, folder: Path) -> list[QemuProcess]:
+        """QEMU processes with disks below `folder` that libvirt has forgotten.
+
+        It should hold no images: guests of others may use those.
+        """
         known = self._connection.call("listing domains", lambda c: c.listAllDomains(0))
         uuids = {domain.UUIDString() for domain in known}
-        return [p for p in processes.of_state_root(state_root) if p.uuid not in uuids]
+        return [p for p in processes.with_disks_below(folder) if p.uuid not in uuids]
 
     def pid(self, uuid: str) -> int | None:
         """The QEMU process; None if it is gone or not ours to see."""
@@ -236,6 +243,10 @@ class Hypervisor:
     def forget(self, name: str) -> None:
         """Delete the log that libvirt keeps of a domain that is gone for good."""
         evidence.remove(self.uri, name)
+
+    def logged(self, folder: Path) -> list[str]:
+        """Names of domains, dead or alive, of which libvirt keeps a log that names this folder."""
+        return evidence.logged(self.uri, folder)
 
     # --- QEMU's monitor -------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from vmsandbox.model import Value
 from vmsandbox.text import printable
 
 _TAIL_BYTES = 16 * 1024
+_PREFIX = "vmsandbox-"
 
 
 class Evidence(Value):
@@ -68,6 +69,19 @@ def remove(uri: str, name: str) -> None:
     for path in _logs(uri, name):
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def logged(uri: str, folder: Path) -> list[str]:
+    """Names of our domains whose log shows a QEMU with files below this folder."""
+    below = {b'"' + os.fsencode(path) + b"/" for path in (folder, folder.resolve())}
+    logs = sorted(log_folder(uri).glob(f"{_PREFIX}*.log"))
+    return [log.stem for log in logs if any(path in _first_bytes(log) for path in below)]
+
+
+def _first_bytes(path: Path) -> bytes:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(_TAIL_BYTES)
+    return b""
 
 
 def _logs(uri: str, name: str) -> Iterator[Path]:

@@ -91,9 +91,9 @@ def still(process: QemuProcess) -> QemuProcess | None:
     return now if now is not None and now.uuid == process.uuid else None
 
 
-def of_state_root(state_root: Path) -> list[QemuProcess]:
-    """Every QEMU with a disk below this state folder, by whatever path either is named."""
-    root = state_root.resolve()
+def with_disks_below(folder: Path) -> list[QemuProcess]:
+    """Every QEMU with a disk below this folder, by whatever path either is named."""
+    root = folder.resolve()
     return [
         process
         for process in running()

@@ -9,25 +9,24 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 from vmsandbox import review, worktree
-from vmsandbox.errors import HostProblem, ReviewRefused, UsageProblem
+from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.guest import Deadline
 from vmsandbox.model import ChangeSet, ResultRecord, ResultState, SandboxState, Value
+from vmsandbox.sandbox.attention import ASK, NOW, request_end
 from vmsandbox.sandbox.life import GRACE_S, Manager
 from vmsandbox.sandbox.rooms import Rooms
-from vmsandbox.sandbox.status import LIVE, Status, observe
-from vmsandbox.store import (
-    SandboxFolder,
-    allocated_bytes,
-    locked,
-    read_value,
-    write_atomic,
-)
+from vmsandbox.sandbox.setbacks import LIVE
+from vmsandbox.sandbox.status import Status, observe
+from vmsandbox.store import SandboxFolder, allocated_bytes, is_locked, locked, read_value
 
 _POLL_S = 0.05
-_COLLECT_PATIENCE_S = 600.0
+_ASK_PATIENCE_S = GRACE_S + 600.0
 _NOW_PATIENCE_S = 60.0
+_ASIDE = ".unused-"
 _UNDECIDED = (ResultState.PENDING, ResultState.APPROVED, ResultState.CONFLICTED)
 
 
@@ -70,46 +69,43 @@ def spawn_manager(folder: SandboxFolder) -> None:
             start_new_session=True,
         )
     deadline = Deadline(_NOW_PATIENCE_S)
-    while not folder.manager_alive() and process.poll() is None and not deadline.passed():
+    while not is_locked(folder.manager_lock) and process.poll() is None and not deadline.passed():
         time.sleep(_POLL_S)
 
 
 def stop_sandbox(rooms: Rooms, folder: SandboxFolder, *, at_once: bool) -> str:
     """End the task, collect, stop the guest; with `at_once` neither wait nor collect.
 
-    Returns what was found: ``stopped``, ``already stopped``. Raises HostProblem ``stop_timeout``.
+    Returns what was found: ``stopped``, ``already stopped``. Raises HostProblem ``stop_timeout``,
+    or ``libvirt_unreachable`` if it cannot be known whether the guest runs.
     """
     if folder.manager_alive():
         _ask_manager(folder, at_once)
         return "stopped"
     record = folder.read_record()
-    if not rooms.guest_alive(record.domain_uuid):
-        if record.state in LIVE:  # the guest went away while nobody looked
-            rooms.store.update(
-                folder, lambda r: r.model_copy(update={"state": SandboxState.FAILED})
-            )
-        return "already stopped"
+    if rooms.guest_runs(record):
+        _stop_unmanaged(rooms, folder, at_once)
+        return "stopped"
+    if record.state in LIVE:  # the guest went away while nobody looked
+        state = SandboxState.STOPPED if record.collected else SandboxState.FAILED
+        rooms.store.update(folder, lambda r: r.model_copy(update={"state": state}))
+    return "already stopped"
+
+
+def _stop_unmanaged(rooms: Rooms, folder: SandboxFolder, at_once: bool) -> None:
     with Manager.of(rooms, folder, Quiet()) as manager:
         if at_once:
             manager.end_now()
             manager.stop()
         else:
             manager.finish()
-    return "stopped"
 
 
 def _ask_manager(folder: SandboxFolder, at_once: bool) -> None:
-    write_atomic(folder.stop_request, b"now" if at_once else b"ask")
-    deadline = Deadline(_NOW_PATIENCE_S if at_once else GRACE_S + _COLLECT_PATIENCE_S)
-    while folder.manager_alive():
-        if deadline.passed():
-            raise HostProblem(
-                "stop_timeout",
-                f"the manager of sandbox {folder.id} did not stop within {deadline.seconds:g} s",
-                hint=f"vmsandbox stop --now {folder.id}",
-                evidence=str(folder.events),
-            )
-        time.sleep(_POLL_S)
+    if at_once:
+        request_end(folder, NOW, _NOW_PATIENCE_S)
+    else:
+        request_end(folder, ASK, _ASK_PATIENCE_S)
 
 
 def has_undecided_result(folder: SandboxFolder) -> bool:
@@ -135,42 +131,66 @@ def delete_sandbox(rooms: Rooms, folder: SandboxFolder, *, force: bool) -> Clean
 
 
 def _remove(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
-    try:
-        with locked(folder.manager_lock, wait=False):
-            with contextlib.suppress(HostProblem):
-                _free_guest(rooms, folder)
-            review.abandon(folder)
-            freed = rooms.store.remove(folder)
-    except BlockingIOError:
-        raise UsageProblem(
-            "sandbox_live", f"another process manages sandbox {folder.id} now"
-        ) from None
+    with _nobody_manages(folder):
+        return _free(rooms, folder)
+
+
+@contextlib.contextmanager
+def _nobody_manages(folder: SandboxFolder) -> Iterator[None]:
+    """Nor begins to, inside."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder.manager_lock, wait=False))
+        except BlockingIOError:
+            raise UsageProblem(
+                "sandbox_live",
+                f"another process manages sandbox {folder.id} now",
+                hint=f"vmsandbox delete --force {folder.id}",
+            ) from None
+        yield
+
+
+def _free(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
+    """The guest first: while there is a folder it can be found."""
+    for uuid in _domains_of(rooms, folder):
+        rooms.end_guest(uuid)
+    rooms.forget_logs(f"vmsandbox-{folder.id}")
+    review.abandon(folder)
+    freed = rooms.store.remove(folder)
     return Cleaned(kind="sandbox", what=folder.id, outcome="removed", freed_bytes=freed)
 
 
-def _free_guest(rooms: Rooms, folder: SandboxFolder) -> None:
-    record = folder.read_record()
-    rooms.hypervisor.destroy(record.domain_uuid)
-    rooms.hypervisor.forget(f"vmsandbox-{folder.id}")
+def _domains_of(rooms: Rooms, folder: SandboxFolder) -> list[str]:
+    """As the record says; without one, as the mark on the domain or its process does."""
+    try:
+        return [folder.read_record().domain_uuid]
+    except HostProblem:
+        return [guest.uuid for guest in rooms.guests() if guest.name == f"vmsandbox-{folder.id}"]
 
 
 # --- what nobody owns any more --------------------------------------------------------------------
 
 
 def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
-    """Remove decided and empty sandboxes, half-made folders, orphaned guests, unused snapshots.
+    """Remove decided and empty sandboxes, half-made folders, orphaned guests, unused snapshots,
+    logs of guests that are gone for good.
 
     Never touches what runs, what is managed, nor a result that waits for a decision.
     """
-    cleaned = [_clean_sandbox(rooms, folder, dry_run=dry_run) for folder in rooms.store.folders()]
-    cleaned += _clean_domains(rooms, dry_run=dry_run)
+    cleaned = _clean_domains(rooms, dry_run=dry_run)
+    cleaned += [
+        item
+        for folder in rooms.store.folders()
+        if (item := _clean_sandbox(rooms, folder, dry_run=dry_run))
+    ]
     cleaned += _clean_worktrees(rooms, dry_run=dry_run)
-    return [item for item in cleaned if item is not None]
+    cleaned += _clean_logs(rooms, dry_run=dry_run)
+    return cleaned
 
 
 def _clean_sandbox(rooms: Rooms, folder: SandboxFolder, *, dry_run: bool) -> Cleaned | None:
     status = observe(folder, rooms.guest_alive)
-    why = _why_removable(folder, status)
+    why = "" if status.managed else _why_removable(folder, status)
     if not why:
         return None
     if dry_run:
@@ -179,17 +199,20 @@ def _clean_sandbox(rooms: Rooms, folder: SandboxFolder, *, dry_run: bool) -> Cle
             kind="sandbox", what=folder.id, outcome="would go", detail=why, freed_bytes=size
         )
     try:
-        return _remove(rooms, folder).model_copy(update={"detail": why})
-    except (UsageProblem, ReviewRefused) as error:
+        # One that is being made has no record for a moment, and is made under the store's lock.
+        with locked(rooms.store.lock), _nobody_manages(folder):
+            why = _why_removable(folder, observe(folder, rooms.guest_alive))
+            return _free(rooms, folder).model_copy(update={"detail": why}) if why else None
+    except VmsandboxError as error:
         return Cleaned(kind="sandbox", what=folder.id, outcome="kept", detail=error.message)
 
 
 def _why_removable(folder: SandboxFolder, status: Status) -> str:
     """The reason why nobody can miss it, or an empty text."""
-    if status.managed or (status.guest_alive is not False and status.created_at is not None):
-        return ""
     if status.created_at is None:
-        return "half made or half deleted"
+        return "" if folder.record.exists() else "half made or half deleted"
+    if status.guest_alive is not False or is_locked(folder.maker_lock):
+        return ""
     if status.state is SandboxState.QUEUED and status.exec_result is None:
         return "never started"
     if has_undecided_result(folder) or status.state in LIVE or status.state is SandboxState.FAILED:
@@ -201,34 +224,65 @@ def _why_removable(folder: SandboxFolder, status: Status) -> str:
 
 def _clean_domains(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     """Guests that bear our mark for this state folder and have no record any more."""
-    known = {record.domain_uuid for record in rooms.store.records()}
-    root = rooms.store.path
-    owned = {d.uuid: d.name for d in rooms.hypervisor.list_owned(root)}
-    strays = {p.uuid: p.name for p in rooms.hypervisor.strays(root)}
     found = []
-    for uuid, name in {**owned, **strays}.items():
-        if uuid in known:
+    # The guests first, then the records: a record is written before its guest is started.
+    for guest in rooms.guests():
+        if rooms.store.folder(guest.name.removeprefix("vmsandbox-")).record.exists():
             continue
         outcome = "would go"
         if not dry_run:
-            was_there = rooms.hypervisor.destroy(uuid)
-            rooms.hypervisor.forget(name)
+            was_there = rooms.hypervisor.destroy(guest.uuid)
+            rooms.forget_logs(guest.name)
             outcome = "removed" if was_there else "already gone"
-        found.append(Cleaned(kind="guest", what=name, outcome=outcome, detail="has no sandbox"))
+        found.append(
+            Cleaned(kind="guest", what=guest.name, outcome=outcome, detail="has no sandbox")
+        )
     return found
 
 
 def _clean_worktrees(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     """Snapshot stores that no sandbox refers to; the next snapshot makes a new one."""
-    stores = rooms.store.worktrees
-    used = {worktree.store_of(stores, record.task.worktree) for record in rooms.store.records()}
+    with locked(rooms.store.lock):  # a record refers to its store before that is used
+        unused = _unused_stores(rooms)
+        if not dry_run:
+            unused = [_set_aside(path) for path in unused]
     found = []
-    for path in sorted(stores.iterdir()):
-        if not path.is_dir() or path in used:
-            continue
+    for path in unused:
         size = allocated_bytes(path)
         if not dry_run:
             shutil.rmtree(path, ignore_errors=True)
+        found.append(
+            Cleaned(
+                kind="snapshots",
+                what=path.name.removeprefix(_ASIDE),
+                outcome="would go" if dry_run else "removed",
+                freed_bytes=size,
+            )
+        )
+    return found
+
+
+def _unused_stores(rooms: Rooms) -> list[Path]:
+    stores = rooms.store.worktrees
+    used = {worktree.store_of(stores, record.task.worktree) for record in rooms.store.records()}
+    return sorted(path for path in stores.iterdir() if path.is_dir() and path not in used)
+
+
+def _set_aside(path: Path) -> Path:
+    """Out of the way at once, so that a run that begins now makes a store of its own."""
+    if path.name.startswith(_ASIDE):
+        return path
+    return path.rename(path.with_name(f"{_ASIDE}{path.name}"))
+
+
+def _clean_logs(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
+    """What libvirt wrote about guests whose folder is gone."""
+    found = []
+    for name in rooms.hypervisor.logged(rooms.store.sandboxes):
+        if rooms.store.folder(name.removeprefix("vmsandbox-")).path.exists():
+            continue
+        if not dry_run:
+            rooms.forget_logs(name)
         outcome = "would go" if dry_run else "removed"
-        found.append(Cleaned(kind="snapshots", what=path.name, outcome=outcome, freed_bytes=size))
+        found.append(Cleaned(kind="log", what=name, outcome=outcome, detail="has no sandbox"))
     return found

@@ -30,15 +30,15 @@ from vmsandbox.model import (
     ChangeSet,
     Event,
     ExecResult,
-    Failure,
     Outcome,
     SandboxRecord,
     SandboxState,
     Snapshot,
     sandbox_may_become,
 )
-from vmsandbox.sandbox import start, transfer
+from vmsandbox.sandbox import setbacks, start, transfer
 from vmsandbox.sandbox.access import open_guest
+from vmsandbox.sandbox.attention import NOW, attending
 from vmsandbox.sandbox.plan import plan_of
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
@@ -48,7 +48,6 @@ GRACE_S = 10.0
 """From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
 
 _FLUSH_S = 5.0
-_REQUEST_POLL_S = 0.1
 
 
 class Listener(Protocol):
@@ -72,6 +71,8 @@ class Manager:
         self.folder = folder
         self.listener = listener
         self._guest: Guest | None = None
+        self._rebooted = False
+        self._standstill: HostProblem | None = None
         self._ending = threading.Event()
         self._at_once = threading.Event()
         self._task_runs = threading.Event()
@@ -93,10 +94,10 @@ class Manager:
                     f"another process manages sandbox {folder.id} now",
                     hint=f"vmsandbox logs -f {folder.id}    (or: vmsandbox stop {folder.id})",
                 ) from None
-            folder.stop_request.unlink(missing_ok=True)
+            rooms.store.hand_over(folder)
             manager = cls(rooms, folder, listener)
             stack.callback(manager._disconnect)
-            stack.enter_context(manager._heeding_requests())
+            stack.enter_context(attending(folder, manager._heed, manager._look))
             yield manager
 
     # --- the whole life -------------------------------------------------------------------------
@@ -106,19 +107,16 @@ class Manager:
 
         A failure is written to the record with its phase; the guest is stopped, its disk stays.
         """
-        try:
+        with self._answering_for_failure():
             self._steps()
-        except Interrupted:
-            self._cancelled()
-        except VmsandboxError as error:
-            self._failed(error)
-            raise
         return self.report()
 
     def _steps(self) -> None:
         record = self.folder.read_record()
-        if record.state is SandboxState.STOPPED and _collected(self.folder, record):
+        if record.collected and (record.state is SandboxState.STOPPED or not record.keep):
+            self._ensure_stopped(record)
             return
+        record = self._change(**setbacks.taken_up(record))
         with self._snapshot_aside(record) as snapshot:
             self.ensure_guest()
             self._ensure_worktree(snapshot)
@@ -135,19 +133,17 @@ class Manager:
 
     def finish(self) -> Report:
         """End the task of a guest that nobody manages, collect what it did, stop the guest."""
-        try:
+        with self._answering_for_failure():
             guest = self.ensure_guest()
             status = guest.task_status()
             if status is not None and status.state == "running":
                 guest.stop_task(self.folder.id, grace_s=GRACE_S)
+            if status is None:
+                self._cancel("stopped before it began")
             if self.folder.read_record().base_in_guest:
-                if status is not None:
-                    self._ensure_task()
+                self._ensure_task()
                 self.collect()
             self.stop()
-        except VmsandboxError as error:
-            self._failed(error)
-            raise
         return self.report()
 
     # --- being asked to end ---------------------------------------------------------------------
@@ -168,6 +164,8 @@ class Manager:
 
     def _task_started(self) -> None:
         """The guest runs the task; whoever asked for its end meanwhile is heard now."""
+        if not self.folder.read_record().task_started:
+            self._change(task_started=True)
         self._task_runs.set()
         if self._ending.is_set():
             threading.Thread(target=self._stop_task, name="stop", daemon=True).start()
@@ -180,30 +178,20 @@ class Manager:
             self._flush(self._guest)
             self._guest.interrupt()
         with contextlib.suppress(VmsandboxError):
-            self.rooms.hypervisor.destroy(self.folder.read_record().domain_uuid)
+            self.rooms.end_guest(self.folder.read_record().domain_uuid)
 
-    @contextlib.contextmanager
-    def _heeding_requests(self) -> Iterator[None]:
-        """Other processes ask through a file in the folder; see :func:`stopping.stop_sandbox`."""
-        over = threading.Event()
+    def _heed(self, wish: str) -> None:
+        """Another process asks for the end, see :mod:`vmsandbox.sandbox.attention`."""
+        with contextlib.suppress(VmsandboxError):
+            self.end_now() if wish == NOW else self.ask_to_end()
 
-        def heed() -> None:
-            asked = ""
-            while not over.wait(_REQUEST_POLL_S):
-                with contextlib.suppress(FileNotFoundError):
-                    wanted = self.folder.stop_request.read_text()
-                    if wanted != asked:
-                        asked = wanted
-                        (self.end_now if wanted == "now" else self.ask_to_end)()
-
-        thread = threading.Thread(target=heed, name="requests", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            self.folder.stop_request.unlink(missing_ok=True)
+    def _look(self) -> None:
+        """A guest that stands still answers nothing: stop waiting for it."""
+        with contextlib.suppress(VmsandboxError):
+            record = self.folder.read_record()
+            if self._guest and self.rooms.hypervisor.observe(record.domain_uuid).io_error:
+                self._standstill = setbacks.stands_still(record, self.folder.path)
+                self._guest.interrupt()
 
     def _check_ending(self) -> None:
         if self._ending.is_set():
@@ -231,11 +219,13 @@ class Manager:
     def ensure_guest(self) -> Guest:
         """A guest that runs and answers: the one there is, else booted (again) from its disk."""
         record = self.folder.read_record()
-        fresh = not self.rooms.guest_alive(record.domain_uuid)
-        if fresh:
+        alive = self.rooms.guest_runs(record)
+        if record.state in setbacks.LIVE and not alive:
+            self._become(SandboxState.FAILED)  # it was, while nobody looked
+        if not alive:
             with self._phase("create"):
                 self._create(record)
-        elif record.state in (SandboxState.STOPPED, SandboxState.FAILED):
+        elif record.state not in setbacks.LIVE:
             self._become(SandboxState.STARTING)
         with self._phase("boot"):
             guest = self._connect(record)
@@ -280,7 +270,8 @@ class Manager:
         self._become(SandboxState.STARTING)
         start.prepare(self.rooms, plan, self.folder)
         self._check_ending()
-        self.rooms.hypervisor.destroy(record.domain_uuid)
+        self._rebooted = record.base_in_guest
+        self.rooms.end_guest(record.domain_uuid)  # libvirt may still be busy with its end
         self.rooms.hypervisor.start(plan.domain_xml)
 
     def _connect(self, record: SandboxRecord) -> Guest:
@@ -308,6 +299,9 @@ class Manager:
     def _ensure_task(self) -> None:
         """Start the task unless it was started, and follow it to its end."""
         record = self.folder.read_record()
+        if self._rebooted and record.exec_result is None:
+            ended = setbacks.after_reboot(record, self.guest.task_status())
+            record = self._change(exec_result=ended)
         if record.exec_result is not None:
             return
         self._check_ending()
@@ -315,16 +309,11 @@ class Manager:
         with self._phase("run"), self._capture() as capture:
             ended = self.guest.run_task(_task_spec(record), capture, started=self._task_started)
         self._task_runs.clear()
-        if self._at_once.is_set():
+        if self._at_once.is_set() or self._standstill:
             raise Interrupted
         self._change(exec_result=ended)
         if ended.outcome is Outcome.CONNECTION_LOST:
-            raise GuestProblem(
-                "guest_gone",
-                f"the guest of {record.id} went away while its task ran: {ended.detail}",
-                hint=f"vmsandbox resume {record.id}    boots it again from its disk and collects",
-                evidence=str(self.folder.console),
-            )
+            raise setbacks.guest_gone(record, ended.detail, self.folder.console)
 
     def _capture(self) -> Capture:
         return Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
@@ -334,19 +323,28 @@ class Manager:
 
         Raises ReviewRefused for a result that must not come in; the sandbox then stays as it is.
         """
-        record = self._become(SandboxState.COLLECTING)
+        record = self._become(SandboxState.COLLECTING, collected=False)
         with self._phase("collect"):
-            return transfer.collect(self.guest, self.folder, record)
+            change_set = transfer.collect(self.guest, self.folder, record)
+        self._change(collected=True)
+        return change_set
 
     def stop(self) -> None:
         """Stop the guest; its disk stays until the sandbox is deleted."""
         with self._phase("stop"):
-            record = self.folder.read_record()
-            if self._guest:
-                self._flush(self._guest)
-            self._disconnect()
-            self.rooms.hypervisor.destroy(record.domain_uuid)
+            self._free_guest()
             self._become(SandboxState.STOPPED)
+
+    def _ensure_stopped(self, record: SandboxRecord) -> None:
+        """Nothing is left to do for it but this, if even this."""
+        if record.state is not SandboxState.STOPPED:
+            self.stop()
+
+    def _free_guest(self) -> None:
+        if self._guest:
+            self._flush(self._guest)
+        self._disconnect()
+        self.rooms.end_guest(self.folder.read_record().domain_uuid)
 
     @property
     def guest(self) -> Guest:
@@ -363,36 +361,40 @@ class Manager:
 
     # --- when it does not end well --------------------------------------------------------------
 
-    def _cancelled(self) -> None:
-        """Asked to end before there was a task, or to end at once."""
-        self._change(cancelled=True)
-        record = self.folder.read_record()
-        if record.exec_result is None:
-            ended = ExecResult(exit_code=None, outcome=Outcome.CANCELLED, detail="stopped at once")
-            self._change(exec_result=ended)
+    def _interrupted(self) -> None:
+        """Asked to end before there was a task, or to end at once; or nothing answers any more."""
+        if self._standstill:
+            raise self._standstill
+        self._cancel("stopped at once")
         self.stop()
 
-    def _failed(self, error: VmsandboxError) -> None:
-        """Write the first cause down, free the guest, keep everything that may explain it."""
-        record = self.folder.read_record()
-        failure = Failure(
-            code=error.code,
-            message=error.message,
-            hint=error.hint,
-            evidence=error.evidence or str(self.folder.console),
-            phase=record.state.value,
+    def _cancel(self, detail: str) -> None:
+        """A task that did not end by itself counts as cancelled, also if it never began."""
+        ended = self.folder.read_record().exec_result or ExecResult(
+            exit_code=None, outcome=Outcome.CANCELLED, detail=detail
         )
-        outcome = _OUTCOMES.get(error.code)
-        ended = record.exec_result
-        if ended is None and outcome is not None:
-            ended = ExecResult(exit_code=None, outcome=outcome, detail=error.message)
-        self._become(SandboxState.FAILED, failure=record.failure or failure, exec_result=ended)
-        self._event("failed", f"{error.code}: {error.message}")
-        if self._guest:
-            self._flush(self._guest)
-        self._disconnect()
-        with contextlib.suppress(VmsandboxError):
-            self.rooms.hypervisor.destroy(record.domain_uuid)
+        self._change(cancelled=True, exec_result=ended)
+
+    @contextlib.contextmanager
+    def _answering_for_failure(self) -> Iterator[None]:
+        """A life that was asked to end is ended; of one that failed the first cause is written
+        down, its guest is freed, and everything is kept that may explain it.
+
+        What fails on top of that, on a full disk for example, must not hide the cause.
+        """
+        try:
+            try:
+                yield
+            except Interrupted:
+                self._interrupted()
+        except VmsandboxError as error:
+            self._event("failed", f"{error.code}: {error.message}")
+            with contextlib.suppress(VmsandboxError):
+                fields = setbacks.failed(self.folder.read_record(), error, self.folder.console)
+                self._become(SandboxState.FAILED, **fields)
+            with contextlib.suppress(VmsandboxError):
+                self._free_guest()
+            raise
 
     # --- the record -----------------------------------------------------------------------------
 
@@ -421,20 +423,12 @@ class Manager:
         finally:
             seconds = round(time.monotonic() - started, 4)
             self._event(name, "took", seconds)
-            self._timed(name, seconds)
+            with contextlib.suppress(HostProblem):  # must not hide what the phase came to
+                self._timed(name, seconds)
 
     def _timed(self, name: str, seconds: float) -> None:
         timings = self.folder.read_record().timings
         self._change(timings={**timings, name: seconds})
-
-
-_OUTCOMES = {
-    "boot_timeout": Outcome.BOOT_TIMEOUT,
-    "host_disk_full": Outcome.HOST_FULL,
-    "host_memory_full": Outcome.HOST_FULL,
-    "connection_lost": Outcome.CONNECTION_LOST,
-    "guest_gone": Outcome.CONNECTION_LOST,
-}
 
 
 def _task_spec(record: SandboxRecord) -> TaskSpec:
@@ -446,7 +440,3 @@ def _task_spec(record: SandboxRecord) -> TaskSpec:
         timeout_s=record.limits.timeout_s,
         grace_s=GRACE_S,
     )
-
-
-def _collected(folder: SandboxFolder, record: SandboxRecord) -> bool:
-    return record.exec_result is not None and folder.change_set.exists()

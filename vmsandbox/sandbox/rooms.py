@@ -15,9 +15,9 @@ import platformdirs
 
 from vmsandbox import host
 from vmsandbox.errors import HostProblem
-from vmsandbox.hypervisor import Hypervisor
+from vmsandbox.hypervisor import Hypervisor, OwnedDomain, QemuProcess
 from vmsandbox.images import ImageStore
-from vmsandbox.model import HostFacts, Image
+from vmsandbox.model import HostFacts, Image, SandboxRecord
 from vmsandbox.store import Store
 
 
@@ -46,6 +46,7 @@ class Rooms:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.store.close()
         if "hypervisor" in self.__dict__:
             self.hypervisor.close()
 
@@ -57,10 +58,46 @@ class Rooms:
 
     def guest_alive(self, uuid: str) -> bool | None:
         """Whether a guest runs; None if libvirt does not answer and no process is seen."""
+        return self._any_hypervisor().observe(uuid).alive
+
+    def end_guest(self, uuid: str) -> None:
+        """End a guest at once; one that is gone is no problem, nor is a libvirt that is down while
+        no process of the guest is seen."""
         try:
-            return self.hypervisor.observe(uuid).alive
+            self._any_hypervisor().destroy(uuid)
+        except HostProblem as problem:
+            if problem.code not in ("libvirt_unreachable", "libvirt_denied"):
+                raise
+
+    def guest_runs(self, record: SandboxRecord) -> bool:
+        """As :meth:`guest_alive` for decisions that must not be taken in the dark.
+
+        Raises HostProblem ``libvirt_unreachable``.
+        """
+        alive = self.guest_alive(record.domain_uuid)
+        if alive is None:
+            raise HostProblem(
+                "libvirt_unreachable",
+                f"libvirt does not answer, whether the guest of {record.id} runs is unknown",
+                hint="vmsandbox doctor --fix",
+            )
+        return alive
+
+    def guests(self) -> list[OwnedDomain | QemuProcess]:
+        """All guests of this state folder that run, whether libvirt knows them or not."""
+        known = self.hypervisor.list_owned(self.store.path)
+        return [*known, *self.hypervisor.strays(self.store.sandboxes)]
+
+    def forget_logs(self, name: str) -> None:
+        """Delete what libvirt logged of a guest that is gone for good."""
+        self._any_hypervisor().forget(name)
+
+    def _any_hypervisor(self) -> Hypervisor:
+        """One that can at least look at processes."""
+        try:
+            return self.hypervisor
         except HostProblem:
-            return Hypervisor(self.uri).observe(uuid).alive
+            return Hypervisor(self.uri)
 
     def host_facts(self, image: Image) -> HostFacts:
         """What a launch depends on; boots the image's kernel once to see whether KVM works."""

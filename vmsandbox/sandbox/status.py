@@ -23,17 +23,8 @@ from vmsandbox.model import (
     Value,
 )
 from vmsandbox.sandbox.rooms import Rooms
+from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.store import SandboxFolder, read_value
-
-LIVE = frozenset(
-    {
-        SandboxState.STARTING,
-        SandboxState.READY,
-        SandboxState.RUNNING,
-        SandboxState.COLLECTING,
-    }
-)
-"""States in which a guest is meant to run."""
 
 
 class Status(Value):
@@ -71,19 +62,19 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
     managed = folder.manager_alive()
     try:
         record = folder.read_record()
+        result = read_value(folder.result_record, ResultRecord) or ResultRecord()
+        change_set = read_value(folder.change_set, ChangeSet)
     except HostProblem as error:
         return Status(
             id=folder.id,
             name=folder.id,
             state=SandboxState.FAILED,
             managed=managed,
-            problems=(f"{error.message}; {error.hint}",),
+            problems=(f"{error.message}: {error.hint}",),
             disk_bytes=folder.allocated_bytes(),
         )
     guest = alive(record.domain_uuid)
     state, problems = _derive(record, guest, managed)
-    result = read_value(folder.result_record, ResultRecord) or ResultRecord()
-    change_set = read_value(folder.change_set, ChangeSet)
     return Status(
         id=record.id,
         name=record.name,
@@ -111,22 +102,24 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
 def _derive(
     record: SandboxRecord, guest: bool | None, managed: bool
 ) -> tuple[SandboxState, tuple[str, ...]]:
-    """The true state, and what contradicts the record."""
+    """The true state, and what contradicts the record, each with the command that helps."""
     state, again = record.state, f"vmsandbox resume {record.id}"
     if guest is None:
-        return state, ("libvirt does not answer, the guest's state is unknown: vmsandbox doctor",)
-    if state not in LIVE:
-        if guest and not managed:
-            return state, (f"its guest still runs: vmsandbox stop {record.id}",)
-        return state, ()
+        unknown = "libvirt does not answer, whether its guest runs is unknown"
+        return state, (f"{unknown}: vmsandbox doctor --fix",)
     if managed:
         return state, ()
-    if not guest:
-        problem = f"its guest is gone: {again} boots it again from its disk"
-        return SandboxState.FAILED, (problem,)
-    if state is SandboxState.READY:
-        return state, ()
-    return state, (f"nothing manages it (killed?): {again}",)
+    if state is SandboxState.QUEUED:
+        return state, (f"it was never started: {again}",)
+    if state not in LIVE:
+        return state, (f"its guest still runs: vmsandbox stop {record.id}",) if guest else ()
+    if guest:
+        kept = state is SandboxState.READY and record.collected
+        return state, () if kept else (f"nothing manages it (killed?): {again}",)
+    if record.collected and not record.keep:
+        return SandboxState.STOPPED, ()  # the manager was killed at its very last step
+    gone = f"its guest is gone: {again} boots it again from its disk"
+    return SandboxState.FAILED, (gone,)
 
 
 def observe_all(rooms: Rooms, folders: Sequence[SandboxFolder]) -> list[Status]:

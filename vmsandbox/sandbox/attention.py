@@ -1,0 +1,83 @@
+"""Owns what a manager attends to while it works: other processes that ask it to end, and a guest
+that stands still. Knows no step of a life.
+
+A request is a file in the sandbox's folder: it needs no server, and whoever asks sees by the
+manager's lock whether anybody is there to read it.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from vmsandbox.errors import HostProblem
+from vmsandbox.guest import Deadline
+from vmsandbox.store import SandboxFolder, write_atomic
+
+ASK, NOW = "ask", "now"
+"""End the task politely; stop the guest at once."""
+
+_POLL_S = 0.05
+_LOOK_EVERY = 20
+
+
+def request_end(folder: SandboxFolder, wish: str, patience_s: float) -> None:
+    """Ask the manager to end, and wait until it has. Raises HostProblem ``stop_timeout``."""
+    deadline = Deadline(patience_s)
+    while folder.manager_alive():
+        # Again and again: a manager that has only just begun clears away what it finds.
+        _put(folder, wish)
+        if deadline.passed():
+            raise HostProblem(
+                "stop_timeout",
+                f"the manager of sandbox {folder.id} did not stop within {deadline.seconds:g} s",
+                hint=f"vmsandbox stop --now {folder.id}",
+                evidence=str(folder.events),
+            )
+        time.sleep(_POLL_S)
+
+
+def _put(folder: SandboxFolder, wish: str) -> None:
+    """Nobody takes back that another wanted it to end at once."""
+    if read_request(folder) in (wish, NOW):
+        return
+    try:
+        write_atomic(folder.stop_request, wish.encode())
+    except HostProblem:
+        if folder.path.exists():
+            raise
+
+
+def read_request(folder: SandboxFolder) -> str:
+    """What was asked for; empty if nothing was."""
+    with contextlib.suppress(FileNotFoundError):
+        return folder.stop_request.read_text()
+    return ""
+
+
+@contextlib.contextmanager
+def attending(
+    folder: SandboxFolder, heed: Callable[[str], None], look: Callable[[], None]
+) -> Iterator[None]:
+    """Call `heed` in a thread with each new request, and `look` about once a second."""
+    folder.stop_request.unlink(missing_ok=True)  # it was meant for a former manager
+    over = threading.Event()
+
+    def attend() -> None:
+        heard, rounds = "", 0
+        while not over.wait(_POLL_S):
+            if (wish := read_request(folder)) and wish != heard:
+                heard = wish
+                heed(wish)
+            rounds += 1
+            if rounds % _LOOK_EVERY == 0:
+                look()
+
+    thread = threading.Thread(target=attend, name="attention", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        folder.stop_request.unlink(missing_ok=True)

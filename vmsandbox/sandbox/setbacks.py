@@ -1,0 +1,86 @@
+"""Owns what is written down of a life that was cut off or failed, and what a new attempt forgets
+of it. Pure.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
+from vmsandbox.guest.task import Status
+from vmsandbox.model import ExecResult, Failure, Outcome, SandboxRecord, SandboxState
+
+LIVE = frozenset(
+    {
+        SandboxState.STARTING,
+        SandboxState.READY,
+        SandboxState.RUNNING,
+        SandboxState.COLLECTING,
+    }
+)
+"""States in which a guest is meant to run."""
+
+_OUTCOMES = {
+    "boot_timeout": Outcome.BOOT_TIMEOUT,
+    "host_disk_full": Outcome.HOST_FULL,
+    "host_memory_full": Outcome.HOST_FULL,
+    "connection_lost": Outcome.CONNECTION_LOST,
+    "guest_gone": Outcome.CONNECTION_LOST,
+}
+
+
+def failed(record: SandboxRecord, error: VmsandboxError, console: Path) -> dict[str, Any]:
+    """What changes in a record whose life failed by `error`; the first cause is kept."""
+    failure = Failure(
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+        evidence=error.evidence or str(console),
+        phase=record.state.value,
+    )
+    ended = record.exec_result
+    if ended is None and (outcome := _OUTCOMES.get(error.code)) is not None:
+        ended = ExecResult(exit_code=None, outcome=outcome, detail=error.message)
+    return {"failure": record.failure or failure, "exec_result": ended}
+
+
+def taken_up(record: SandboxRecord) -> dict[str, Any]:
+    """What changes in a record whose life is taken up again.
+
+    A task that never began has its whole life before it, unless somebody has cancelled it.
+    """
+    begins = not record.task_started and not record.cancelled
+    return {"failure": None, "exec_result": None if begins else record.exec_result}
+
+
+def guest_gone(record: SandboxRecord, detail: str, console: Path) -> GuestProblem:
+    """The guest went away under its task."""
+    return GuestProblem(
+        "guest_gone",
+        f"the guest of {record.id} went away while its task ran: {detail}",
+        hint=f"vmsandbox resume {record.id}    boots it again from its disk and collects",
+        evidence=str(console),
+    )
+
+
+def stands_still(record: SandboxRecord, folder: Path) -> HostProblem:
+    """QEMU stops a guest whose disk it cannot write; the host's file system is full."""
+    return HostProblem(
+        "host_disk_full",
+        f"the guest of {record.id} stands still: the host has no space left for its disk",
+        hint=f"vmsandbox cleanup && vmsandbox resume {record.id}",
+        evidence=str(folder),
+    )
+
+
+def after_reboot(record: SandboxRecord, status: Status | None) -> ExecResult | None:
+    """What became of a task whose guest was booted again from its disk; None: ask the guest.
+
+    `status` is what the guest knows of it. A task is never begun a second time: its traces on the
+    disk are what there is to collect.
+    """
+    # Of one that has ended, the end of its output is still to be fetched.
+    began = record.task_started if status is None else status.state != "ended"
+    if not began:
+        return None
+    detail = "the guest went away while its task ran; this is what was on its disk"
+    return ExecResult(exit_code=None, outcome=Outcome.CONNECTION_LOST, detail=detail)
