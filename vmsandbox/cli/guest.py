@@ -8,6 +8,7 @@ import typer
 
 from vmsandbox.cli import output
 from vmsandbox.cli.output import SelectorArgument
+from vmsandbox.errors import UsageProblem
 
 
 def register(app: typer.Typer) -> None:
@@ -33,13 +34,14 @@ def ssh(
     from vmsandbox.sandbox import Rooms, ssh_argv
 
     output.begin(False)
+    words = _words(command or [])
     with Rooms.open() as rooms:
         argv = ssh_argv(
             rooms,
             rooms.store.resolve(selector),
-            command or [],
+            words,
             user="root" if root else "agent",
-            terminal=sys.stdin.isatty() and (not command or sys.stdout.isatty()),
+            terminal=sys.stdin.isatty() and (not words or sys.stdout.isatty()),
         )
     os.execvp(argv[0], argv)
 
@@ -81,14 +83,25 @@ def exec_(
     from vmsandbox.sandbox import Rooms, exec_command
 
     output.begin(False)
+    words = _words(command)
+    if not words:
+        raise UsageProblem("command_missing", "no command", hint=f"vmsandbox ssh {selector}")
     with Rooms.open() as rooms:
         code = exec_command(
             rooms,
             rooms.store.resolve(selector),
-            command,
+            words,
             env=environment(env or []),
             interactive=interactive,
             tty=tty,
             user="root" if root else "agent",
         )
     raise typer.Exit(code)
+
+
+def _words(command: list[str]) -> list[str]:
+    """The command without the ``--`` that may stand between the sandbox and it.
+
+    click takes it away only where options may follow arguments, which here would be the command's.
+    """
+    return command[1:] if command[:1] == ["--"] else command
