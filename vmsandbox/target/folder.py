@@ -79,7 +79,6 @@ class TargetFolder:
     def __init__(self, path: Path, object_format: Literal["sha1", "sha256"] = "sha1") -> None:
         self.path = path
         self._hash = object_format
-        self._stack = contextlib.ExitStack()
         self.root = -1
 
     def __enter__(self) -> Self:
@@ -92,7 +91,6 @@ class TargetFolder:
                 f"no folder to write to: {self.path} ({error.strerror})",
                 hint="name another one with --target DIR",
             ) from error
-        self._stack.callback(os.close, self.root)
         with contextlib.suppress(OSError):  # some network file systems cannot lock folders
             fcntl.flock(self.root, fcntl.LOCK_EX)
         return self
@@ -103,7 +101,7 @@ class TargetFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        os.close(self.root)  # and with it the lock
         self.root = -1
 
     @contextlib.contextmanager
