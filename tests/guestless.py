@@ -33,6 +33,7 @@ class Guestless:
         self.history = history
         self.quarantine = Quarantine(folder / "result.git")
         self.snapshot: Snapshot
+        self.result: Result
 
     def take(self) -> Snapshot:
         return worktree.snapshot(self.host, self.stores, include=self.include, history=self.history)
@@ -81,7 +82,10 @@ class Guestless:
         yield io.BytesIO(self.collected(agent_commits=agent_commits))
 
     def collect(self, limits: ResultLimits | None = None) -> Result:
-        return worktree.collect_result(self.quarantine, self.snapshot, self.open_collect, limits)
+        self.result = worktree.collect_result(
+            self.quarantine, self.snapshot, self.open_collect, limits
+        )
+        return self.result
 
     def changes(self) -> dict[bytes, Change]:
         """Collect, and say what differs from the base."""

@@ -161,7 +161,7 @@ def test_every_kind_of_head(form: str, tmp_path: Path) -> None:
     guest.git("add", "new")
     guest.git("commit", "-q", "-m", "agent's")
     assert list(guest.changes()) == [b"new"]
-    assert [c.subject for c in guest.collect().agent_commits] == ["agent's"]
+    assert [c.subject for c in guest.result.agent_commits] == ["agent's"]
 
 
 def test_ignored_files_stay_unless_included(

@@ -86,10 +86,10 @@ def test_a_worktree_of_a_bare_repository(make_repository: MakeRepository, tmp_pa
 
 
 def test_odd_paths(make_repository: MakeRepository, tmp_path: Path) -> None:
-    for name in ("with space", "quo'te\"", "new\nline", "-dash", "semi;colon:", "ümlaut", "#hash"):
+    for name in ("-dash 'quo\"te; co:lon ümlaut", "#new\nline\\"):
         repository = make_repository(name, {"file": "x\n"})
         repository.write("dirty", "x\n")
-        guest = Guestless(repository.path, tmp_path / f"g{len(name)}{name[0]}")
+        guest = Guestless(repository.path, tmp_path / f"g{len(name)}")
         guest.send()
         assert files(guest.inside) == files(repository.path)
         (guest.inside / "new").write_text("n\n")
@@ -188,7 +188,7 @@ def test_a_change_within_the_same_second_is_seen(
     """Same size, same inode, same second: git's cache alone would miss it."""
     repository = make_repository("p", {"file": "0000\n"})
     guest = Guestless(repository.path, tmp_path / "g")
-    for number in range(12):
+    for number in range(5):
         with (repository.path / "file").open("r+") as file:
             file.write(f"{number:04}\n")
         assert blob(guest.take(), "file") == f"{number:04}\n".encode()
@@ -276,7 +276,7 @@ def history(tmp_path: Path) -> Repository:
 
 @pytest.mark.parametrize(
     ("wanted", "dirty", "seen"),
-    [("full", True, 7), ("none", False, 1), ("none", True, 1), ("3", False, 3), ("3", True, 4)],
+    [("full", True, 7), ("none", False, 1), ("3", True, 4)],
 )
 def test_how_much_history(tmp_path: Path, wanted: str, dirty: bool, seen: int) -> None:
     repository = history(tmp_path)
@@ -293,7 +293,7 @@ def test_how_much_history(tmp_path: Path, wanted: str, dirty: bool, seen: int) -
     assert [c.subject for c in guest.collect().agent_commits] == ["agent's"]
 
 
-@pytest.mark.parametrize("wanted", ["full", "none", "2"])
+@pytest.mark.parametrize("wanted", ["none", "2"])
 def test_history_stays_whole_over_updates(tmp_path: Path, wanted: str) -> None:
     repository = history(tmp_path)
     guest = Guestless(repository.path, tmp_path / "g", history=wanted)

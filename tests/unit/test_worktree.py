@@ -1,7 +1,9 @@
 """The pure parts of the worktree room: globs, git's machine-readable answers, what the guest's
 scripts are told and what they answer."""
 
+import io
 import struct
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from vmsandbox.worktree.include import below, pathspecs
 from vmsandbox.worktree.listing import change_of, numstats, raw_differences, read_index
 from vmsandbox.worktree.quarantine import refusal
 from vmsandbox.worktree.repository import alternates, config_text
-from vmsandbox.worktree.transfer import preamble
+from vmsandbox.worktree.transfer import small_files, tarred
 
 A, B = "a" * 40, "b" * 40
 
@@ -189,7 +191,7 @@ def test_receive_and_collect_are_told_what_they_need() -> None:
     assert received[0] == "/usr/lib/vmsandbox/receive"
     said = dict(zip(received[1::2], received[2::2], strict=True))
     assert said == {
-        "--worktree": "/home/me/pro ject", "--commit": A, "--branch": "topic",
+        "--worktree": "/home/me/pro ject", "--commit": A,
         "--state": "/var/lib/vmsandbox", "--owner": "agent", "--gitconfig": "/etc/gitconfig",
     }  # fmt: skip
     assert receive_command(Path("/w"), SNAPSHOT, SNAPSHOT)[-2:] == ("--update", A)
@@ -199,23 +201,35 @@ def test_receive_and_collect_are_told_what_they_need() -> None:
     )  # fmt: skip
 
 
-def test_the_preamble_says_how_long_its_parts_are() -> None:
-    line, _, rest = preamble(SNAPSHOT).partition(b"\n")
-    magic, version, *lengths = line.split()
-    assert (magic, version) == (b"vmsandbox-base", b"1")
-    parts = []
-    for length in map(int, lengths):
-        parts.append(rest[:length])
-        rest = rest[length:]
-    config, agents, attributes, excludes, shallow = parts
-    assert rest == b""
-    assert config == config_text("sha1", durable=False).encode()
+def test_the_guest_gets_three_repositories() -> None:
+    parts = dict(small_files(SNAPSHOT))
+    agents = parts["agent.git/config"] or b""
+    assert parts["base.git/config"] == config_text("sha1", durable=False).encode()
     assert b'name = "A \\"quoted\\"\\\\ name\\n[core]"\n' in agents
     assert b'email = "agent@localhost"' in agents
-    assert b"[core]" not in agents.split(b"[user]")[1].replace(b"\\n[core]", b"")
-    assert b"-text -filter -ident -working-tree-encoding" in attributes
-    assert excludes == b"*.swp\n\xff\n"
-    assert shallow == f"{A}\n{B}\n".encode()
+    assert agents.count(b"\n[core]\n") == 0
+    assert b"-text -filter -ident -working-tree-encoding" in (
+        parts["agent.git/info/attributes"] or b""
+    )
+    assert parts["collect.git/info/exclude"] == b"*.swp\n\xff\n"
+    assert parts["base.git/shallow"] == f"{A}\n{B}\n".encode()
+    assert parts["agent.git/HEAD"] == b"ref: refs/heads/topic\n"
+    assert parts["agent.git/refs/heads/topic"] == f"{A}\n".encode()
+    detached = dict(small_files(SNAPSHOT.model_copy(update={"branch": None})))
+    assert detached["agent.git/HEAD"] == f"{A}\n".encode()
+
+
+def test_a_tar_is_a_tar() -> None:
+    members = [
+        ("a/folder", None),
+        ("a/file", b"x" * 700),
+        ("long/" * 60 + "name", b""),
+        ("é", b"y"),
+    ]
+    stream = b"".join(chunk for name, content in members for chunk in tarred(name, content))
+    with tarfile.open(fileobj=io.BytesIO(stream + bytes(1024))) as tar:
+        found = [(m.name, (tar.extractfile(m) or io.BytesIO()).read()) for m in tar]
+    assert found == [(name, content or b"") for name, content in members]
 
 
 def test_configuration_says_the_object_format() -> None:

@@ -7,11 +7,13 @@ folder that a guest wrote; a guest's objects are only read, from a store of our 
 from vmsandbox.worktree.locate import WorktreeInfo, locate
 from vmsandbox.worktree.quarantine import Quarantine, Result, ResultLimits, collect_result
 from vmsandbox.worktree.results import MergeOutcome, ResultReader
-from vmsandbox.worktree.snapshot import hold_back, snapshot, store_of
+from vmsandbox.worktree.snapshot import hold_back, snapshot
+from vmsandbox.worktree.stores import store_of
 from vmsandbox.worktree.transfer import (
     UpdateReport,
     base_stream,
     collect_command,
+    pack_ahead,
     parse_update,
     receive_command,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "collect_result",
     "hold_back",
     "locate",
+    "pack_ahead",
     "parse_update",
     "receive_command",
     "snapshot",

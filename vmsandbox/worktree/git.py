@@ -35,7 +35,7 @@ _OVERRIDES = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "gc.auto
 # twenty thousand small files take twice as long.
 _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_TOP_PAD_": str(16 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
 }
 

@@ -40,17 +40,17 @@ def locate(path: Path) -> WorktreeInfo:
     """
     path = _checked(path)
     git = Git.of_user(path)
-    flags = git.attempt(
-        "rev-parse", "--is-bare-repository", "--is-inside-work-tree", "--show-object-format"
-    )
-    if flags.code:
-        if flags.err.startswith(_NOT_A_REPOSITORY) and not _has_git(path):
-            return _plain(git, path)
-        raise _broken(path, flags)
-    bare, inside, object_format = flags.out.decode("ascii").split()[:3]
+    questions = ("--is-bare-repository", "--is-inside-work-tree", "--show-object-format")
+    answer = git.attempt("rev-parse", *questions, "--show-toplevel")
+    if answer.err.startswith(_NOT_A_REPOSITORY) and not _has_git(path):
+        return _plain(git, path)
+    words = answer.out.split(b"\n", len(questions))
+    if len(words) <= len(questions):
+        raise _broken(path, answer)
+    bare, inside, object_format, shown = (os.fsdecode(word) for word in words)
     if inside != "true":
         raise _no_worktree(path, bare == "true")
-    top = _path_answer(git, "rev-parse", "--show-toplevel")
+    top = Path(shown.removesuffix("\n"))
     if top != path and git.attempt("check-ignore", "--quiet", ".").code == 0:
         return _plain(git, path)
     return _described(Git.of_user(top), top, object_format)
@@ -115,15 +115,18 @@ def _path_answer(git: Git, *arguments: str) -> Path:
 
 
 def _plain(git: Git, path: Path) -> WorktreeInfo:
-    name, email, _ = _settings(git)
+    settings = _settings(git)
     return WorktreeInfo(
-        top=path, excludes_file=_excludes_file(git), user_name=name, user_email=email
+        top=path,
+        excludes_file=_excludes_file(path, settings),
+        user_name=_text(settings, "user.name"),
+        user_email=_text(settings, "user.email"),
     )
 
 
 def _described(git: Git, top: Path, object_format: str) -> WorktreeInfo:
     common = _path_answer(git, "rev-parse", "--path-format=absolute", "--git-common-dir")
-    name, email, partial = _settings(git)
+    settings = _settings(git)
     head = git.attempt("rev-parse", "--quiet", "--verify", "HEAD")
     return WorktreeInfo.model_validate(
         {
@@ -134,10 +137,10 @@ def _described(git: Git, top: Path, object_format: str) -> WorktreeInfo:
             "head": None if head.code else head.out.decode("ascii").strip(),
             "branch": _branch(git),
             "shallow": _shallow(common),
-            "partial": partial,
-            "excludes_file": _excludes_file(git),
-            "user_name": name,
-            "user_email": email,
+            "partial": _is_partial(settings),
+            "excludes_file": _excludes_file(top, settings),
+            "user_name": _text(settings, "user.name"),
+            "user_email": _text(settings, "user.email"),
         }
     )
 
@@ -161,30 +164,36 @@ def _shallow(common: Path) -> tuple[str, ...]:
         return ()
 
 
-def _settings(git: Git) -> tuple[str | None, str | None, bool]:
-    """Who commits, and whether objects may be missing because they were never fetched."""
-    wanted = r"^(user\.(name|email)|extensions\.partialclone|remote\..*\.promisor)$"
-    answer = git.attempt("config", "--null", "--get-regexp", wanted)
-    found: dict[str, str] = {}
-    for entry in answer.out.decode("utf-8", "replace").split("\0"):
-        name, _, value = entry.partition("\n")
-        found[name] = value
-    partial = any(
-        name == "extensions.partialclone" or (name.endswith(".promisor") and value != "false")
-        for name, value in found.items()
+def _settings(git: Git) -> dict[str, str]:
+    """What matters here of the user's configuration, all levels together; the last one wins."""
+    wanted = (
+        r"^(core\.excludesfile|user\.(name|email)|extensions\.partialclone|remote\..*\.promisor)$"
     )
-    return found.get("user.name"), found.get("user.email"), partial
+    answer = git.attempt("config", "--null", "--get-regexp", wanted)
+    entries = (entry.partition("\n") for entry in os.fsdecode(answer.out).split("\0") if entry)
+    return {name: value for name, _, value in entries}
 
 
-def _excludes_file(git: Git) -> Path | None:
+def _text(settings: dict[str, str], name: str) -> str | None:
+    value = settings.get(name)
+    return value and os.fsencode(value).decode("utf-8", "replace")
+
+
+def _is_partial(settings: dict[str, str]) -> bool:
+    """Whether objects may be missing because they were never fetched."""
+    return "extensions.partialclone" in settings or any(
+        name.endswith(".promisor") and value != "false" for name, value in settings.items()
+    )
+
+
+def _excludes_file(top: Path, settings: dict[str, str]) -> Path | None:
     """The user's own list of ignored names; git's default where none is configured."""
-    answer = git.attempt("config", "--null", "--type=path", "--get", "core.excludesFile")
-    if answer.code == 0:
-        named = os.fsdecode(answer.out.removesuffix(b"\0"))
-        file = (git.work_tree or Path()) / (named or os.devnull)
-    else:
-        base = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-        file = Path(base) / "git" / "ignore"
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    named = settings.get("core.excludesfile", f"{base}/git/ignore")
+    try:
+        file = top / Path(named or os.devnull).expanduser()
+    except RuntimeError:  # the home of somebody who does not exist
+        return None
     return file if file.is_file() else None
 
 

@@ -7,6 +7,7 @@ repacked or is gone. Path names are judged elsewhere.
 """
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,10 +23,12 @@ from vmsandbox.worktree.listing import GITLINK, raw_differences
 from vmsandbox.worktree.objects import sizes
 from vmsandbox.worktree.repository import borrowing, prepare
 from vmsandbox.worktree.results import ResultReader, bounded, records
+from vmsandbox.worktree.space import says_full, space_below
 
 _HEADER = re.compile(rb"vmsandbox-result 1 ([0-9a-f]{40,64}) ([0-9a-f]{40,64})\n")
 _MAX_HEADER_BYTES = 160
 _CHUNK = 1 << 16
+_INCOMING = "incoming-"
 _MAX_AGENT_COMMITS = 1000
 _LONG_PATH_BYTES = 1024
 
@@ -70,16 +73,41 @@ class Result(Value):
 
 
 class Quarantine:
-    """The store of one sandbox's results, ``result.git``. Only the latest one is kept."""
+    """The store of one sandbox's results, ``result.git``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._packs = folder / "objects" / "pack"
+        self._fresh: frozenset[str] = frozenset()
 
     @contextmanager
     def reading(self) -> Iterator[ResultReader]:
         """A reader for as long as the block lasts."""
         with ExitStack() as stack:
             yield ResultReader(self.folder, stack)
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """What is accepted inside takes the place of the former result when the block ends well.
+
+        Until then both are here, so the block must end with a record that names the new one: a
+        process that is killed before leaves the former record with all that it names.
+        """
+        before = self._present()
+        try:
+            yield
+        except BaseException:
+            self._drop(self._fresh - before)
+            raise
+        if self._fresh:
+            self._drop(self._present() - self._fresh)
+
+    def _present(self) -> frozenset[str]:
+        return frozenset(path.name for path in self._packs.glob("*"))
+
+    def _drop(self, names: frozenset[str]) -> None:
+        for name in names:
+            (self._packs / name).unlink(missing_ok=True)
 
     def accept(
         self, stream: BinaryIO, snapshot: Snapshot, limits: ResultLimits | None = None
@@ -88,7 +116,8 @@ class Quarantine:
 
         Raises GuestProblem ``result_not_announced``; ReviewRefused ``result_refused_malformed``,
         ``result_refused_incomplete``, ``result_refused_too_large``, ``result_refused_base``;
-        HostProblem ``snapshot_missing``. After any of them the store is as it was before.
+        HostProblem ``snapshot_missing``, ``host_disk_full``. After any of them the store is as it
+        was before. Results that were taken in earlier stay, see :meth:`replacing`.
         """
         limits = limits or ResultLimits()
         commit, tree = _announced(stream)
@@ -101,24 +130,30 @@ class Quarantine:
         shallow = snapshot.git_dir / "shallow"
         known = shallow.read_text("ascii").split() if shallow.exists() else []
         objects = snapshot.git_dir / "objects"
-        git = prepare(self.folder, snapshot.object_format, [objects], known)
-        with tempfile.TemporaryDirectory(prefix="incoming-", dir=self.folder) as folder:
-            incoming = _Incoming(git, Path(folder), snapshot, limits)
-            pack_bytes = incoming.receive(stream)
-            result = incoming.judge(commit, tree).model_copy(update={"pack_bytes": pack_bytes})
-            incoming.add_base(result.tree)
-            self._install(Path(folder) / "pack")
+        with space_below(self.folder):
+            git = prepare(self.folder, snapshot.object_format, [objects], known)
+            with self._incoming() as folder:
+                incoming = _Incoming(git, folder, snapshot, limits)
+                pack_bytes = incoming.receive(stream)
+                result = incoming.judge(commit, tree).model_copy(update={"pack_bytes": pack_bytes})
+                incoming.add_base(result.tree)
+                self._install(folder / "pack")
         return result
 
+    @contextmanager
+    def _incoming(self) -> Iterator[Path]:
+        """A folder for what arrives; those of processes that were killed are gone."""
+        for stale in self.folder.glob(f"{_INCOMING}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_INCOMING, dir=self.folder) as folder:
+            yield Path(folder)
+
     def _install(self, incoming: Path) -> None:
-        """Move the packs in, each index after its pack, and drop those of earlier results."""
-        packs = self.folder / "objects" / "pack"
-        fresh = sorted(incoming.iterdir(), key=lambda path: path.suffix == ".idx")
-        for path in fresh:
-            path.replace(packs / path.name)
-        for path in packs.iterdir():
-            if path.name not in {one.name for one in fresh}:
-                path.unlink()
+        """Move the packs in, each index after its pack."""
+        packs = sorted(incoming.iterdir(), key=lambda path: path.suffix == ".idx")
+        self._fresh = frozenset(path.name for path in packs)
+        for path in packs:
+            path.replace(self._packs / path.name)
 
 
 def collect_result(
@@ -178,6 +213,8 @@ class _Incoming:
             received = _feed(process, head, stream)
             process.stdout.read()
             done = process.wait()
+        if says_full(done.err):  # our own disk: no fault of the guest's
+            raise GitFailed(arguments, done.code, done.err)
         if done.code:
             raise refusal(done)
         self._check_inflated()

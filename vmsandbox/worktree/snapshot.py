@@ -1,20 +1,14 @@
-"""Owns how a worktree becomes a commit: the private store per worktree, its lock, its commits.
+"""Owns how a worktree becomes a commit in the private store that belongs to it.
 
 The user's repository lends its objects and is never written. One thing is git's own doing: it may
 renew the time stamp of a pack, loose object or shared index that it finds in use, so that no gc
 takes it for old. Knows no guest and no sandbox.
 """
 
-import fcntl
-import hashlib
-import os
 import re
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import Snapshot
 from vmsandbox.worktree import include as including
@@ -22,10 +16,10 @@ from vmsandbox.worktree.git import Git
 from vmsandbox.worktree.history import boundary
 from vmsandbox.worktree.locate import WorktreeInfo, locate
 from vmsandbox.worktree.repository import prepare
+from vmsandbox.worktree.space import space_below
 from vmsandbox.worktree.staging import Staged, Staging, unreadable
+from vmsandbox.worktree.stores import locked, store_of
 
-_LOCK_TIMEOUT_S = 600.0
-_LOCK_POLL_S = 0.02
 _NO_PARENT_DATE = "2000-01-01T00:00:00Z"
 _MESSAGE = "Worktree as it was when it went into the sandbox\n"
 
@@ -47,7 +41,7 @@ def snapshot(
     info = locate(worktree)
     specs = including.pathspecs(include)
     folder = store_of(stores, info.top)
-    with _locked(folder):
+    with space_below(folder), locked(folder):
         store = _open_store(folder, info)
         staged = _stage(store, folder, info, specs)
         if not staged.files and info.head is None:
@@ -58,33 +52,6 @@ def snapshot(
             )
         commit = _commit(store, info, staged)
         return _described(store, info, staged, commit, history)
-
-
-def store_of(stores: Path, top: Path) -> Path:
-    """The folder below `stores` that belongs to the worktree at `top`."""
-    return stores / hashlib.sha256(os.fsencode(top)).hexdigest()[:16]
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One snapshot of a worktree at a time."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    deadline = Deadline(_LOCK_TIMEOUT_S)
-    with (folder / "lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if deadline.passed():
-                    raise HostProblem(
-                        "worktree_busy",
-                        "another snapshot of the same worktree does not end",
-                        hint="vmsandbox status",
-                        evidence=str(folder),
-                    ) from None
-            time.sleep(_LOCK_POLL_S)
-        yield
 
 
 def _open_store(folder: Path, info: WorktreeInfo) -> Git:
@@ -251,8 +218,3 @@ def _entries(store: Git, tree: str, paths: Sequence[bytes]) -> dict[bytes, bytes
         path = entry.partition(b"\t")[2]
         found[path] = entry
     return {path: found[path] for path in paths if path in found}
-
-
-def missing(snapshot: Snapshot) -> bool:
-    """Whether the snapshot's commit is gone from its store, for instance because it was removed."""
-    return Git(git_dir=snapshot.git_dir).attempt("cat-file", "-e", snapshot.commit).code != 0

@@ -25,6 +25,7 @@ from vmsandbox.worktree import include
 from vmsandbox.worktree.git import Completed, Git, GitFailed
 from vmsandbox.worktree.listing import read_index
 from vmsandbox.worktree.locate import common_dir_of
+from vmsandbox.worktree.space import disk_full, says_full
 
 _ATTEMPTS = 5
 _COARSE_CLOCK_S = 0.05  # the kernel stamps files with a clock that may lag this much behind
@@ -70,6 +71,8 @@ class Staging:
             try:
                 return folder.stage()
             except (_Unstable, GitFailed) as error:
+                if says_full(str(error)):
+                    raise disk_full(self.indexes.parent) from error
                 if attempt == _ATTEMPTS:
                     raise _gave_up(top, error) from error
                 if attempt > 1:  # an index that git cannot work with is worth nothing
@@ -208,13 +211,8 @@ class _Folder:
 
     def _checked(self, done: Completed) -> None:
         _raise_unreadable(self.top, done)
-        if "No space left on device" in done.err:
-            raise HostProblem(
-                "host_disk_full",
-                f"no space for the snapshot of {self.top} in {self.staging.indexes.parent}",
-                hint="vmsandbox cleanup",
-                evidence=str(self.staging.indexes.parent),
-            )
+        if says_full(done.err):
+            raise disk_full(self.staging.indexes.parent)
         if done.code:
             raise GitFailed(("add",), done.code, done.err)
 

@@ -4,14 +4,20 @@ The scripts lie in ``vmsandbox/guest_scripts``; :mod:`shlex` quoting is left to 
 What they answer is the guest's word and treated as such: bounded, parsed strictly, never trusted.
 """
 
+import io
+import os
+import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
-from vmsandbox.errors import GuestProblem, HostProblem
+from vmsandbox.errors import GuestProblem
 from vmsandbox.model import Snapshot, TreePath, Value
 from vmsandbox.text import printable, unquote_path
 from vmsandbox.worktree import include as including
-from vmsandbox.worktree.git import RAW_ATTRIBUTES, Git, GitFailed
+from vmsandbox.worktree.git import RAW_ATTRIBUTES
+from vmsandbox.worktree.packing import thin_pack, whole_pack
 from vmsandbox.worktree.repository import config_text
 
 SCRIPTS = Path("/usr/lib/vmsandbox")
@@ -19,6 +25,8 @@ STATE = Path("/var/lib/vmsandbox")
 OWNER = "agent"
 
 _MAX_ANSWER = 16 << 20
+_CHUNK = 1 << 18
+_TAR_END = 2 * tarfile.BLOCKSIZE
 
 
 def receive_command(
@@ -39,8 +47,6 @@ def receive_command(
     """
     words = [str(scripts / "receive"), "--worktree", str(worktree), "--commit", snapshot.commit]
     words += ["--state", str(state), "--owner", owner]
-    if snapshot.branch:
-        words += ["--branch", snapshot.branch]
     if gitconfig:
         words += ["--gitconfig", str(gitconfig)]
     if previous:
@@ -70,27 +76,81 @@ def collect_command(
 
 
 def base_stream(snapshot: Snapshot, previous: Snapshot | None = None) -> Iterator[bytes]:
-    """The input of `receive`: what it must write down, then the pack, in chunks as git makes it.
+    """The input of `receive`, in chunks: a tar of repositories, see that script.
 
     With `previous`, only what a guest lacks that has it. Raises HostProblem
-    ``snapshot_unreadable`` in the middle if objects are missing: then the stream must not be ended
-    in good order.
+    ``snapshot_unreadable``, ``snapshot_missing``; if in the middle, the stream must not be ended in
+    good order.
     """
-    yield preamble(snapshot)
-    yield from pack(snapshot, previous)
+    if previous:
+        yield from _update_tar(snapshot, previous)
+        return
+    with whole_pack(snapshot) as whole:
+        for name, content in small_files(snapshot):
+            yield from tarred(name, content)
+        stem = "base.git/objects/pack/pack-base"
+        yield from tarred(f"{stem}.idx", whole.index_file)
+        yield from tarred(f"{stem}.pack", whole.pack_file)
+        yield tarfile.NUL * _TAR_END
 
 
-def preamble(snapshot: Snapshot) -> bytes:
-    """A line with the lengths of the parts, then the parts; see the script `receive`."""
-    parts = (
-        config_text(snapshot.object_format, durable=False).encode(),
-        _agent_config(snapshot),
-        RAW_ATTRIBUTES,
-        b"".join(pattern + b"\n" for pattern in snapshot.excludes),
-        "".join(f"{oid}\n" for oid in snapshot.shallow).encode(),
-    )
-    lengths = " ".join(str(len(part)) for part in parts)
-    return f"vmsandbox-base 1 {lengths}\n".encode() + b"".join(parts)
+def _update_tar(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
+    with tempfile.TemporaryFile() as pack:  # a tar says the size first
+        for chunk in thin_pack(snapshot, previous):
+            pack.write(chunk)
+        pack.seek(0)
+        yield from tarred("update/exclude", _excludes(snapshot))
+        yield from tarred("update/shallow", _shallow(snapshot))
+        yield from tarred("update/pack", pack)
+        yield tarfile.NUL * _TAR_END
+
+
+def pack_ahead(snapshot: Snapshot) -> None:
+    """Make the pack that :func:`base_stream` will send, while there is time to spare."""
+    with whole_pack(snapshot):
+        pass
+
+
+def tarred(name: str, content: bytes | IO[bytes] | None) -> Iterator[bytes]:
+    """One member of a tar, in chunks; None is a folder."""
+    member = tarfile.TarInfo(name)
+    member.mode = 0o755 if content is None else 0o644
+    member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+    file = io.BytesIO(content or b"") if content is None or isinstance(content, bytes) else content
+    member.size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    yield member.tobuf(tarfile.GNU_FORMAT)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+    yield tarfile.NUL * (-member.size % tarfile.BLOCKSIZE)
+
+
+def small_files(snapshot: Snapshot) -> Iterator[tuple[str, bytes | None]]:
+    """The three repositories but for their objects: (name, content), None for a folder."""
+    ours = config_text(snapshot.object_format, durable=False).encode()
+    for name, config in (("base", ours), ("collect", ours), ("agent", _agent_config(snapshot))):
+        yield f"{name}.git/config", config
+        yield f"{name}.git/HEAD", b"ref: refs/heads/none\n"
+        yield f"{name}.git/info/attributes", RAW_ATTRIBUTES
+        yield f"{name}.git/info/exclude", _excludes(snapshot)
+        for folder in ("objects/info", "objects/pack", "refs/heads"):
+            yield f"{name}.git/{folder}", None
+        if snapshot.shallow:
+            yield f"{name}.git/shallow", _shallow(snapshot)
+    commit = f"{snapshot.commit}\n".encode()
+    if snapshot.branch is None:
+        yield "agent.git/HEAD", commit
+    else:
+        yield "agent.git/HEAD", f"ref: refs/heads/{snapshot.branch}\n".encode()
+        yield f"agent.git/refs/heads/{snapshot.branch}", commit
+
+
+def _excludes(snapshot: Snapshot) -> bytes:
+    return b"".join(pattern + b"\n" for pattern in snapshot.excludes)
+
+
+def _shallow(snapshot: Snapshot) -> bytes:
+    return "".join(f"{oid}\n" for oid in snapshot.shallow).encode()
 
 
 def _agent_config(snapshot: Snapshot) -> bytes:
@@ -104,30 +164,6 @@ def _quoted(value: str) -> str:
     """A value in git's configuration syntax."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return '"' + "".join(c for c in escaped if c.isprintable()) + '"'
-
-
-def pack(snapshot: Snapshot, previous: Snapshot | None = None) -> Iterator[bytes]:
-    """The snapshot's objects as a pack, in chunks; thin if `previous` is known to the guest."""
-    store = Git(git_dir=snapshot.git_dir, settings={"pack.compression": "1"})
-    if previous and store.attempt("cat-file", "-e", previous.commit).code:
-        previous = None  # removed from the store since: send it all
-    wanted = [f"--shallow {oid}" for oid in (*snapshot.shallow, *(previous or snapshot).shallow)]
-    wanted += [snapshot.commit, *([f"^{previous.commit}"] if previous else [])]
-    options = ["--thin"] if previous else []
-    options += ["--shallow"] if len(wanted) > 2 else []
-    arguments = ("pack-objects", "--revs", "--stdout", "--quiet", "--delta-base-offset", *options)
-    try:
-        with store.process(*arguments) as process:
-            process.stdin.write("".join(f"{line}\n" for line in wanted).encode())
-            process.stdin.close()
-            yield from process.chunks()
-    except (GitFailed, BrokenPipeError) as error:
-        raise HostProblem(
-            "snapshot_unreadable",
-            f"the snapshot cannot be packed: {getattr(error, 'complaint', error)}",
-            hint="git fsck in the worktree; or leave history out: vmsandbox run --history none …",
-            evidence=str(snapshot.git_dir),
-        ) from error
 
 
 class UpdateReport(Value):
