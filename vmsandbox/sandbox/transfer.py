@@ -3,6 +3,10 @@
 Joins the rooms that make and check (worktree, review) with the one that carries (guest).
 """
 
+import contextlib
+from contextlib import AbstractContextManager
+from typing import BinaryIO
+
 from vmsandbox import review, worktree
 from vmsandbox.errors import UsageProblem
 from vmsandbox.guest import Guest
@@ -31,8 +35,10 @@ class SyncReport(Value):
     conflicts: tuple[TreePath, ...] = ()
 
 
-def sync_worktree(rooms: Rooms, folder: SandboxFolder) -> SyncReport:
+def sync_worktree(rooms: Rooms, folder: SandboxFolder, *, guest: Guest | None = None) -> SyncReport:
     """Bring the host's changes since the last snapshot into a running guest.
+
+    Uses the connection `guest` if there is one, else makes its own.
 
     What the guest changed as well stays and is reported. The new snapshot becomes the base that
     the next change set is taken against. Raises UsageProblem ``guest_not_running``,
@@ -55,8 +61,9 @@ def sync_worktree(rooms: Rooms, folder: SandboxFolder) -> SyncReport:
         )
         if taken.commit == former.commit:
             return SyncReport()
-        with open_guest(rooms, folder, record) as guest:
-            answer = guest.stream_in(
+        with contextlib.ExitStack() as stack:
+            way_in = guest or stack.enter_context(open_guest(rooms, folder, record))
+            answer = way_in.stream_in(
                 worktree.receive_command(record.task.worktree, taken, former),
                 worktree.base_stream(taken, former),
                 timeout_s=SEND_TIMEOUT_S,
@@ -77,22 +84,35 @@ def collect(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> Chang
     if snapshot is None:
         raise UsageProblem("nothing_sent", f"sandbox {record.id} never got a worktree")
     quarantine = worktree.Quarantine(folder.result_git)
-    result = worktree.collect_result(
-        quarantine,
-        snapshot,
-        lambda agent_commits: guest.stream_out(
-            worktree.collect_command(
-                record.task.worktree,
-                snapshot,
-                include=record.task.include,
-                agent_commits=agent_commits,
-            ),
-            timeout_s=COLLECT_TIMEOUT_S,
-        ),
-        worktree.ResultLimits.of(record.limits),
+    with quarantine.replacing():
+        result = worktree.collect_result(
+            quarantine,
+            snapshot,
+            lambda agent_commits: _collecting(guest, record, snapshot, agent_commits),
+            worktree.ResultLimits.of(record.limits),
+        )
+        change_set = _inspected(quarantine, record, snapshot, result)
+        review.present(folder, change_set)
+    return change_set
+
+
+def _collecting(
+    guest: Guest, record: SandboxRecord, snapshot: Snapshot, agent_commits: bool
+) -> AbstractContextManager[BinaryIO]:
+    argv = worktree.collect_command(
+        record.task.worktree, snapshot, include=record.task.include, agent_commits=agent_commits
     )
+    return guest.stream_out(argv, timeout_s=COLLECT_TIMEOUT_S)
+
+
+def _inspected(
+    quarantine: worktree.Quarantine,
+    record: SandboxRecord,
+    snapshot: Snapshot,
+    result: worktree.Result,
+) -> ChangeSet:
     with quarantine.reading() as store:
-        change_set = review.inspect_result(
+        return review.inspect_result(
             store,
             base=(snapshot.commit, snapshot.tree),
             result=(result.commit, result.tree),
@@ -103,5 +123,3 @@ def collect(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> Chang
             agent_commits=result.agent_commits,
             pack_bytes=result.pack_bytes,
         )
-    review.present(folder, change_set)
-    return change_set
