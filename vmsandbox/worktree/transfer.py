@@ -176,19 +176,23 @@ class UpdateReport(Value):
 
 def parse_update(answer: bytes) -> UpdateReport:
     """Read the answer of ``receive --update``. Raises GuestProblem ``guest_answer``."""
-    updated, moved, conflicts = -1, False, []
-    for line in answer[:_MAX_ANSWER].decode("ascii", "replace").splitlines():
-        word, _, rest = line.partition(" ")
-        if word == "updated" and rest.isdecimal():
-            updated = int(rest)
-        elif word == "conflict" and rest:
-            conflicts.append(unquote_path(rest))
-        elif word == "head" and rest in ("moved", "kept"):
-            moved = rest == "moved"
-        else:
-            updated = -1
-            break
-    if updated < 0:
-        shown = printable(answer[:200], newlines=False)
-        raise GuestProblem("guest_answer", f"the guest's answer to an update is odd: {shown!r}")
-    return UpdateReport(updated=updated, conflicts=tuple(conflicts), head_moved=moved)
+    updated: set[bytes] = set()
+    conflicts: set[bytes] = set()
+    *lines, last = answer[:_MAX_ANSWER].decode("ascii", "replace").splitlines() or [""]
+    for line in lines:
+        word, _, name = line.partition(" ")
+        if not name or word not in ("updated", "conflict"):
+            raise _odd(answer)
+        (updated if word == "updated" else conflicts).add(unquote_path(name))
+    if last not in ("head moved", "head kept"):
+        raise _odd(answer)
+    return UpdateReport(
+        updated=len(updated - conflicts),
+        conflicts=tuple(sorted(conflicts)),
+        head_moved=last == "head moved",
+    )
+
+
+def _odd(answer: bytes) -> GuestProblem:
+    shown = printable(answer[:200], newlines=False)
+    return GuestProblem("guest_answer", f"the guest's answer to an update is odd: {shown!r}")

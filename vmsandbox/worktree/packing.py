@@ -1,0 +1,132 @@
+"""Owns how a snapshot's objects become a pack: whole and kept, or thin and streamed.
+
+The whole pack stays in the store, beside its index. So the guest need not index it again, which is
+most of what unpacking costs; several sandboxes of one worktree share it; and the store holds
+whatever the user's repository may lose. Knows no guest.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from vmsandbox.errors import HostProblem
+from vmsandbox.model import Snapshot
+from vmsandbox.worktree.git import Git, GitFailed
+from vmsandbox.worktree.stores import locked
+
+_KEPT = 2
+
+
+class WholePack(NamedTuple):
+    """A pack's index and the pack, open for reading."""
+
+    index_file: BinaryIO
+    pack_file: BinaryIO
+
+
+@contextmanager
+def whole_pack(snapshot: Snapshot) -> Iterator[WholePack]:
+    """The pack of everything that a guest with nothing needs; made if it is not there yet.
+
+    Raises HostProblem ``snapshot_unreadable``, ``snapshot_missing``.
+    """
+    if not snapshot.git_dir.is_dir():
+        raise HostProblem(
+            "snapshot_missing",
+            f"the snapshot is gone: {snapshot.git_dir}",
+            hint="vmsandbox run …    (takes a new one)",
+        )
+    with ExitStack() as stack:
+        with locked(snapshot.git_dir.parent):
+            path = _find(snapshot) or _make(snapshot)
+            index = stack.enter_context(path.with_suffix(".idx").open("rb"))
+            pack = stack.enter_context(path.open("rb"))
+        yield WholePack(index, pack)
+
+
+def _note(snapshot: Snapshot) -> Path:
+    """The file that names the pack; it is named after what the pack must hold."""
+    key = hashlib.sha256(" ".join([snapshot.commit, *sorted(snapshot.shallow)]).encode())
+    return snapshot.git_dir / "packs" / key.hexdigest()[:32]
+
+
+def _packs(snapshot: Snapshot) -> Path:
+    return snapshot.git_dir / "objects" / "pack"
+
+
+def _find(snapshot: Snapshot) -> Path | None:
+    try:
+        name = _note(snapshot).read_text("ascii")
+    except FileNotFoundError:
+        return None
+    found = _packs(snapshot) / name
+    return found if found.exists() and found.with_suffix(".idx").exists() else None
+
+
+def _make(snapshot: Snapshot) -> Path:
+    store = Git(git_dir=snapshot.git_dir)
+    arguments = pack_arguments(snapshot, None, str(_packs(snapshot) / "pack"))
+    wanted = wanted_objects(snapshot, None)
+    try:
+        name = f"pack-{store.word(*arguments, stdin=wanted)}.pack"
+    except GitFailed as error:
+        raise unreadable(snapshot, error) from error
+    note = _note(snapshot)
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(name, "ascii")
+    _forget_old(note.parent, _packs(snapshot))
+    return _packs(snapshot) / name
+
+
+def _forget_old(notes: Path, packs: Path) -> None:
+    """Whole packs are large, and an old one is hardly asked for again."""
+    newest_first = sorted(notes.iterdir(), key=lambda note: note.stat().st_mtime_ns, reverse=True)
+    kept = {note.read_text("ascii") for note in newest_first[:_KEPT]}
+    for note in newest_first[_KEPT:]:
+        name = note.read_text("ascii")
+        note.unlink()
+        if name not in kept:
+            for suffix in (".idx", ".rev", ".pack"):
+                (packs / name).with_suffix(suffix).unlink(missing_ok=True)
+
+
+def thin_pack(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
+    """What a guest lacks that has `previous`, in chunks; raises as :func:`whole_pack`."""
+    store = Git(git_dir=snapshot.git_dir)
+    # What was removed from the store since cannot be built on: then all is sent.
+    known = None if store.attempt("cat-file", "-e", previous.commit).code else previous
+    try:
+        with store.process(*pack_arguments(snapshot, known, "--stdout", "--thin")) as process:
+            process.stdin.write(wanted_objects(snapshot, known))
+            process.stdin.close()
+            yield from process.chunks()
+    except (GitFailed, BrokenPipeError) as error:
+        raise unreadable(snapshot, error) from error
+
+
+def pack_arguments(
+    snapshot: Snapshot, previous: Snapshot | None, *destination: str
+) -> tuple[str, ...]:
+    """The command line of `git pack-objects`."""
+    shallow = ["--shallow"] if snapshot.shallow or (previous and previous.shallow) else []
+    return ("pack-objects", "--revs", "--quiet", "--delta-base-offset", *shallow, *destination)
+
+
+def wanted_objects(snapshot: Snapshot, previous: Snapshot | None) -> bytes:
+    """What `git pack-objects --revs` reads: where history ends, what is wanted, what is known."""
+    ends: Sequence[str] = (*snapshot.shallow, *(previous.shallow if previous else ()))
+    lines = [f"--shallow {oid}" for oid in dict.fromkeys(ends)]
+    lines += [snapshot.commit, *([f"^{previous.commit}"] if previous else [])]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def unreadable(snapshot: Snapshot, error: Exception) -> HostProblem:
+    """Objects of the snapshot, or of its history, cannot be read."""
+    return HostProblem(
+        "snapshot_unreadable",
+        f"the snapshot cannot be packed: {getattr(error, 'complaint', error)}",
+        hint="git fsck in the worktree; or leave history out: vmsandbox run --history none …",
+        evidence=str(snapshot.git_dir),
+    )
