@@ -50,6 +50,11 @@ def state_root() -> Path:
     return Path(platformdirs.user_state_dir("vmsandbox"))
 
 
+def user_config() -> Path:
+    """The user's own settings, below ``$XDG_CONFIG_HOME``."""
+    return Path(platformdirs.user_config_dir("vmsandbox")) / "config.toml"
+
+
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace `path` by `data` so that a reader, or a crash, sees all of the old or all of the
     new."""

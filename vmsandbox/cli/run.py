@@ -27,60 +27,77 @@ CANCELLED = 130
 timeout(1) and shells have them; 125 where the guest never said how it ended."""
 
 
+Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")]
+Image = Annotated[str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")]
+Name = Annotated[str | None, typer.Option(help="A name for the sandbox.")]
+Worktree = Annotated[
+    Path | None, typer.Option(help="The folder to work on. [default: the current worktree]")
+]
+Cpus = Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")]
+Memory = Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")]
+Disk = Annotated[str | None, typer.Option(help="40G, 512M. [default: 20G]")]
+Timeout = Annotated[
+    str | None, typer.Option(help="End the task after 90s, 5m, 1h30m. [default: never]")
+]
+Variables = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
+]
+Include = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Bring ignored files along, too.")
+]
+History = Annotated[
+    str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the guest running.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
+]
+Plan = Annotated[
+    bool, typer.Option("--plan", help="Print what would be done, and the domain XML; stop.")
+]
+
+RUN_HELP = """\
+Run a command on a worktree in a virtual machine of its own, and bring back its changes.
+
+The worktree on the host stays as it is until you apply the result. Ctrl-C once asks the task
+to end and still collects; twice stops at once. The exit code is the command's; 124 after a
+timeout; 125 if vmsandbox itself failed.
+
+Examples:
+
+  vmsandbox run -- make test
+
+  vmsandbox run --timeout 20m --memory 4G -e CI=1 -- sh -c 'npm ci && npm test'
+
+  vmsandbox run --detach --name fix-login -- ./agent.sh
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the program."""
-    app.command(context_settings={"allow_interspersed_args": False})(run)
+    app.command(help=RUN_HELP, context_settings={"allow_interspersed_args": False})(run)
     app.command()(resume)
     app.command(hidden=True, name="_manage")(manage)
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")],
-    image: Annotated[
-        str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
-    worktree: Annotated[
-        Path | None, typer.Option(help="The folder to work on. [default: the current worktree]")
-    ] = None,
-    cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
-    memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
-    disk: Annotated[str | None, typer.Option(help="40G, 512M. [default: 20G]")] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="End the task after 90s, 5m, 1h30m. [default: never]")
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
-    ] = None,
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Bring ignored files along, too.")
-    ] = None,
-    history: Annotated[
-        str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the guest running.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print what would be done, and the domain XML; stop.")
-    ] = False,
+    command: Command,
+    image: Image = None,
+    name: Name = None,
+    worktree: Worktree = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    timeout: Timeout = None,
+    env: Variables = None,
+    include: Include = None,
+    history: History = None,
+    keep: Keep = False,
+    detach: Detach = False,
+    plan: Plan = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a command on a worktree in a virtual machine of its own, and bring back its changes.
-
-    The worktree on the host stays as it is until you apply the result. Ctrl-C once asks the task
-    to end and still collects; twice stops at once. The exit code is the command's; 124 after a
-    timeout; 125 if vmsandbox itself failed.
-
-    Examples:
-
-      vmsandbox run -- make test
-
-      vmsandbox run --timeout 20m --memory 4G -e CI=1 -- sh -c 'npm ci && npm test'
-
-      vmsandbox run --detach --name fix-login -- ./agent.sh
-    """
+    """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""
     from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose
 
     out = output.begin(as_json)

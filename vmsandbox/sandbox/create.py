@@ -24,8 +24,8 @@ from vmsandbox.model import (
     Value,
 )
 from vmsandbox.sandbox.plan import plan_of
-from vmsandbox.sandbox.rooms import Rooms, owner_uid, user_config
-from vmsandbox.store import SandboxFolder
+from vmsandbox.sandbox.rooms import Rooms, owner_uid
+from vmsandbox.store import SandboxFolder, user_config
 
 LEAST_FREE_BYTES = 512 * 1024 * 1024
 """Below this a guest's disk could not even take what a boot writes and a result brings."""

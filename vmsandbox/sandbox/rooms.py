@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import platformdirs
-
 from vmsandbox import host
 from vmsandbox.errors import HostProblem
 from vmsandbox.hypervisor import Hypervisor, OwnedDomain, QemuProcess
@@ -102,11 +100,6 @@ class Rooms:
     def host_facts(self, image: Image) -> HostFacts:
         """What a launch depends on; boots the image's kernel once to see whether KVM works."""
         return host.facts(self.hypervisor.facts(), image, self.store.cache, self.note)
-
-
-def user_config() -> Path:
-    """The user's own settings, below ``$XDG_CONFIG_HOME``."""
-    return Path(platformdirs.user_config_dir("vmsandbox")) / "config.toml"
 
 
 def owner_uid() -> int:

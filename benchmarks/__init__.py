@@ -1,0 +1,1 @@
+"""Benchmarks: each measures, emits data and asserts nothing; run with python -m benchmarks.NAME."""
