@@ -24,17 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / ".venv" / "bin" / "vmsandbox"
 PATIENCE_S = 300.0
 
-TASK = """
-import os, socket, sys, time
-name = sys.argv[1]
-server = socket.create_server(("", 3000))
-print(f"{name} listens on port 3000 of {socket.gethostname()}", flush=True)
-while not os.path.exists("/tmp/go"):
-    time.sleep(0.1)
-with open(f"{name}.txt", "w") as file:
-    file.write(f"{name} had port 3000 to itself\\n")
-"""
-
 
 class Broken(Exception):
     """A claim of the demo did not hold."""
@@ -63,8 +52,8 @@ class Story:
         done = subprocess.run(
             [PROGRAM, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
-        for line in (done.stdout + (done.stderr if done.returncode != expect else "")).splitlines():
-            print(f"    {line}", flush=True)
+        for line in (done.stdout + (done.stderr if done.returncode else "")).splitlines():
+            print(f"    {line}".rstrip(), flush=True)
         if done.returncode != expect:
             raise Broken(f"vmsandbox {arguments[0]} ended with {done.returncode}, not {expect}")
         return done.stdout
@@ -115,7 +104,7 @@ def start_task(worktree: Path, log: BinaryIO) -> "subprocess.Popen[bytes]":
     name = worktree.name
     options = ["--name", name, "--worktree", str(worktree), "--timeout", "10m"]
     return subprocess.Popen(
-        [str(PROGRAM), "run", *options, "--", "python3", "-c", TASK, name],
+        [str(PROGRAM), "run", *options, "--", "python3", "demo/task.py", name],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -132,6 +121,11 @@ def two_tasks(worktrees: Sequence[Path]) -> Iterator[list["subprocess.Popen[byte
             with (worktree.parent / f"{worktree.name}.log").open("wb") as log:
                 tasks.append(start_task(worktree, log))
         yield tasks
+    except Broken:
+        for worktree in worktrees:
+            print(f"\n--- what {worktree.name} said ---", file=sys.stderr)
+            print((worktree.parent / f"{worktree.name}.log").read_text(), file=sys.stderr)
+        raise
     finally:
         for task in tasks:
             if task.poll() is None:
@@ -177,7 +171,7 @@ def work(story: Story, worktrees: Sequence[Path]) -> None:
     for worktree in worktrees:
         story.tell(
             f"$ vmsandbox run --name {worktree.name} --worktree {worktree}"
-            " -- python3 -c '… bind port 3000, write a file …' &"
+            f" -- python3 demo/task.py {worktree.name} &"
         )
     with two_tasks(worktrees) as tasks:
         wait_for("both listen on port 3000", lambda: all(listens(name) for name in names), tasks)
