@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from vmsandbox.errors import HostProblem
@@ -41,7 +42,7 @@ def image_size(entries: Sequence[Entry]) -> int:
     return -(-(used * 110 // 100 + 128 * MIB) // group) * group
 
 
-def mke2fs_argv(path: Path, size_bytes: int) -> list[str]:
+def mke2fs_argv(path: str, size_bytes: int) -> list[str]:
     extended = f"hash_seed={_HASH_SEED},root_owner=0:0,lazy_itable_init=1"
     shape = ["-b", str(BLOCK), "-I", "256", "-i", "16384", "-G", "256", "-m", "0", "-J", "size=64"]
     identity = ["-L", "root", "-U", _UUID, "-E", extended]
@@ -69,13 +70,14 @@ def script(entries: Sequence[Entry], attributes: Path) -> Iterator[str]:
         yield from _create(entry)
     for entry in entries:
         yield from _describe(entry)
-        for name in entry.xattrs:
-            value = attributes / attribute_file(entry.path, name)
-            yield f"ea_set -f {_quoted(str(value))} {_quoted('/' + entry.path)} {name}"
+        for name, value in entry.xattrs.items():
+            source = _quoted(str(attributes / value_file(value)))
+            yield f"ea_set -f {source} {_quoted('/' + entry.path)} {name}"
 
 
-def attribute_file(path: str, name: str) -> str:
-    return f"{path}:{name}".replace("/", "\\")
+def value_file(value: bytes) -> str:
+    """Name of the file that debugfs reads an extended attribute's value from."""
+    return "value-" + sha256(value).hexdigest()
 
 
 def _create(entry: Entry) -> Iterator[str]:
@@ -111,14 +113,14 @@ def _quoted(text: str) -> str:
 def make(entries: Sequence[Entry], path: Path, scratch: Path, epoch: int) -> None:
     """Write the file system image `path`, sparse; `scratch` is an empty folder. Takes seconds."""
     environment = {**os.environ, "E2FSPROGS_FAKE_TIME": str(epoch), "LC_ALL": "C"}
-    for entry in entries:
-        for name, value in entry.xattrs.items():
-            (scratch / attribute_file(entry.path, name)).write_bytes(value)
-    commands = scratch / "commands"
+    for value in (value for entry in entries for value in entry.xattrs.values()):
+        (scratch / value_file(value)).write_bytes(value)
+    commands, image = scratch / "commands", str(scratch / "image")
     commands.write_text("".join(line + "\n" for line in script(entries, scratch)))
-    run(mke2fs_argv(path, image_size(entries)), env=environment)
-    answer = run(["debugfs", "-w", "-f", str(commands), str(path)], env=environment)
+    run(mke2fs_argv(image, image_size(entries)), env=environment)
+    answer = run(["debugfs", "-w", "-f", str(commands), image], env=environment)
     if complaint := next((line for line in answer.splitlines() if not _ANSWER.match(line)), None):
         raise HostProblem("image_incomplete", f"debugfs could not write the image: {complaint}")
-    run(["e2fsck", "-f", "-n", str(path)], env=environment)
-    run(["fallocate", "--dig-holes", str(path)])  # mke2fs writes the empty journal's zeros
+    run(["e2fsck", "-f", "-n", image], env=environment)
+    # mke2fs reserves room for the journal, which only guests will ever use, in their overlays.
+    run(["cp", "--reflink=never", "--sparse=always", image, str(path)])

@@ -15,7 +15,7 @@ PACKAGES = {
     "qemu-img": "qemu-utils",
     "newuidmap": "uidmap",
     "setpriv": "util-linux",
-    "fallocate": "util-linux",
+    "cp": "coreutils",
     "unshare": "util-linux",
 }
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -23,7 +23,7 @@ from vmsandbox.images.build import build
 from vmsandbox.images.manifest import MANIFEST, NAME, PARTS, Manifest, folder_name
 from vmsandbox.images.programs import disk_full, run
 from vmsandbox.images.recipe import builtin_recipes, read_recipe
-from vmsandbox.images.verify import check, check_quickly, read_manifest
+from vmsandbox.images.verify import check, check_quickly, read_manifest, trust
 from vmsandbox.model import Image
 
 _NAMES = "lock.json"
@@ -92,6 +92,10 @@ class ImageStore:
         """Hash every part. Raises HostProblem ``image_digest_mismatch``."""
         check(image.folder, self.manifest(image))
 
+    def allocated_bytes(self, image: Image) -> int:
+        """What the image takes on disk (``st_blocks``), not what its files claim to hold."""
+        return sum(path.stat().st_blocks * 512 for path in image.folder.iterdir())
+
     # --- overlays -------------------------------------------------------------------------------
 
     def create_overlay(self, image: Image, path: Path, size_mib: int) -> None:
@@ -131,7 +135,7 @@ class ImageStore:
         with self._making(progress) as scratch:
             return self._install(build(read, scratch, self.root / _LOG, progress), called)
 
-    def export(self, ref: str, file: Path) -> None:
+    def export(self, ref: str, file: Path) -> Image:
         """Write the image as one compressed file, from which `import_` makes the same digest
         elsewhere.
         """
@@ -145,6 +149,7 @@ class ImageStore:
                 Path(name).replace(file)
             finally:
                 Path(name).unlink(missing_ok=True)
+        return image
 
     def import_(self, file: Path, name: str | None = None, progress: Progress = _silent) -> Image:
         """Take in an exported image, named `name` or as the file.
@@ -292,7 +297,7 @@ class ImageStore:
                 target.rename(folder.with_name("broken"))
             if not target.exists():
                 folder.rename(target)
-                check(target, manifest)
+                trust(target)
             self._write_names({**self._names(), name: manifest.digest()})
         return manifest.image(name, target)
 

@@ -78,6 +78,11 @@ def check(folder: Path, manifest: Manifest) -> None:
     _remember(folder, sights)
 
 
+def trust(folder: Path) -> None:
+    """Remember the parts as they are: whoever made the image hashed them while writing."""
+    _remember(folder, {name: _sight(folder / name) for name in PARTS})
+
+
 def check_quickly(folder: Path, manifest: Manifest) -> None:
     """Believe the last full check if no part was touched since, else check in full."""
     try:
