@@ -184,6 +184,15 @@ def test_nothing_of_the_agents_configuration_runs(guest: Guestless, tmp_path: Pa
     assert not marker.exists()
 
 
+def test_fifos_where_git_reads_rules(guest: Guestless, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMSANDBOX_PATIENCE_S", "1")
+    (guest.inside / "d").mkdir()
+    for name in (".gitignore", ".gitattributes", ".gitmodules", "d/.gitignore"):
+        os.mkfifo(guest.inside / name)
+    (guest.inside / "d/new").write_text("work\n")
+    assert {*guest.changes()} == {b"d/new"}
+
+
 def test_the_worktree_is_gone(guest: Guestless) -> None:
     shutil.rmtree(guest.inside)
     assert {(name, c.kind.value) for name, c in guest.changes().items()} == {
@@ -195,7 +204,7 @@ def test_the_worktree_is_gone(guest: Guestless) -> None:
 
 
 def test_our_own_state_is_gone(guest: Guestless) -> None:
-    shutil.rmtree(guest.state)
+    shutil.rmtree(guest.state / "base.git")
     command = worktree.collect_command(
         guest.inside, guest.snapshot, scripts=SCRIPTS, state=guest.state, owner="root"
     )

@@ -333,7 +333,7 @@ def test_the_store_stands_alone(guest: Guestless) -> None:
 
 def test_only_the_latest_result_is_kept(guest: Guestless) -> None:
     sizes = []
-    for number in range(4):
+    for number in range(3):
         (guest.inside / "new").write_text(f"{number}\n" * 1000)
         with guest.quarantine.replacing():
             result = guest.collect()
@@ -366,7 +366,7 @@ def test_diffs_are_bounded_and_plain(guest: Guestless) -> None:
 
 
 def test_blobs_are_streamed_one_after_the_other(guest: Guestless) -> None:
-    big = bytes(range(256)) * 40_000
+    big = bytes(range(256)) * 8_000
     (guest.inside / "big").write_bytes(big)
     (guest.inside / "empty").write_bytes(b"")
     result = guest.collect()

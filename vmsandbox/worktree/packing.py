@@ -14,6 +14,7 @@ from typing import BinaryIO, NamedTuple
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import Snapshot
 from vmsandbox.worktree.git import Git, GitFailed
+from vmsandbox.worktree.space import space_below
 from vmsandbox.worktree.stores import locked
 
 _KEPT = 2
@@ -30,7 +31,7 @@ class WholePack(NamedTuple):
 def whole_pack(snapshot: Snapshot) -> Iterator[WholePack]:
     """The pack of everything that a guest with nothing needs; made if it is not there yet.
 
-    Raises HostProblem ``snapshot_unreadable``, ``snapshot_missing``.
+    Raises HostProblem ``snapshot_unreadable``, ``snapshot_missing``, ``host_disk_full``.
     """
     if not snapshot.git_dir.is_dir():
         raise HostProblem(
@@ -70,7 +71,8 @@ def _make(snapshot: Snapshot) -> Path:
     arguments = pack_arguments(snapshot, None, str(_packs(snapshot) / "pack"))
     wanted = wanted_objects(snapshot, None)
     try:
-        name = f"pack-{store.word(*arguments, stdin=wanted)}.pack"
+        with space_below(snapshot.git_dir):
+            name = f"pack-{store.word(*arguments, stdin=wanted)}.pack"
     except GitFailed as error:
         raise unreadable(snapshot, error) from error
     note = _note(snapshot)

@@ -19,6 +19,7 @@ from vmsandbox.worktree import include as including
 from vmsandbox.worktree.git import RAW_ATTRIBUTES
 from vmsandbox.worktree.packing import thin_pack, whole_pack
 from vmsandbox.worktree.repository import config_text
+from vmsandbox.worktree.space import space_below
 
 SCRIPTS = Path("/usr/lib/vmsandbox")
 STATE = Path("/var/lib/vmsandbox")
@@ -79,8 +80,8 @@ def base_stream(snapshot: Snapshot, previous: Snapshot | None = None) -> Iterato
     """The input of `receive`, in chunks: a tar of repositories, see that script.
 
     With `previous`, only what a guest lacks that has it. Raises HostProblem
-    ``snapshot_unreadable``, ``snapshot_missing``; if in the middle, the stream must not be ended in
-    good order.
+    ``snapshot_unreadable``, ``snapshot_missing``, ``host_disk_full``; if in the middle, the stream
+    must not be ended in good order.
     """
     if previous:
         yield from _update_tar(snapshot, previous)
@@ -95,7 +96,8 @@ def base_stream(snapshot: Snapshot, previous: Snapshot | None = None) -> Iterato
 
 
 def _update_tar(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
-    with tempfile.TemporaryFile() as pack:  # a tar says the size first
+    folder = snapshot.git_dir
+    with space_below(folder), tempfile.TemporaryFile(dir=folder) as pack:  # a tar needs its size
         for chunk in thin_pack(snapshot, previous):
             pack.write(chunk)
         pack.seek(0)
