@@ -1,11 +1,17 @@
-"""What tests of this layer share: cases that are ready to be reviewed."""
+"""What tests of this layer share: cases that are ready to be reviewed, sandboxes that were left."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.adapter.crafted import BASE, RESULT, Case, Files, Make
+from tests.adapter.left import Leave, Left, described, record_of
+from vmsandbox.model import LibvirtFacts, SandboxState
+from vmsandbox.sandbox import Rooms
+from vmsandbox.store import write_value
 
 
 @pytest.fixture
@@ -17,3 +23,37 @@ def make(tmp_path: Path) -> Make:
         return Case(next(roots), base, result, **options)
 
     return make_case
+
+
+@pytest.fixture
+def rooms(host: None, short_path: Path) -> Iterator[Rooms]:
+    """A state folder of its own, and this user's libvirt."""
+    short_path.chmod(0o711)
+    with Rooms.open(short_path / "state") as rooms:
+        yield rooms
+
+
+@pytest.fixture
+def facts(rooms: Rooms) -> LibvirtFacts:
+    return rooms.hypervisor.facts()
+
+
+@pytest.fixture
+def leave(rooms: Rooms, facts: LibvirtFacts, tmp_path: Path) -> Iterator[Leave]:
+    """Leaves a sandbox in some state, its guest running or not."""
+    left: list[Left] = []
+
+    def leave(state: SandboxState, *, runs: bool = False, **fields: Any) -> Left:
+        guest = described(rooms, facts)
+        folder = rooms.store.folder(guest.spec.id)
+        record = record_of(guest, rooms.uri, tmp_path / "project")
+        write_value(folder.record, record.model_copy(update={"state": state, **fields}))
+        left.append(Left(folder, guest))
+        if runs:
+            rooms.hypervisor.start(guest.xml)
+        return left[-1]
+
+    yield leave
+    for one in left:
+        rooms.hypervisor.destroy(one.guest.uuid)
+        rooms.hypervisor.forget(one.guest.spec.name)

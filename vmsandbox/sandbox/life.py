@@ -107,6 +107,7 @@ class Manager:
 
         A failure is written to the record with its phase; the guest is stopped, its disk stays.
         """
+        self.rooms.guest_runs(self.folder.read_record())  # in the dark nothing is begun
         with self._answering_for_failure():
             self._steps()
         return self.report()
@@ -268,11 +269,15 @@ class Manager:
         host = self.rooms.host_facts(image)
         plan = plan_of(record, self.folder, self.rooms.store.path, image, host, owner_uid())
         self._become(SandboxState.STARTING)
-        start.prepare(self.rooms, plan, self.folder)
         self._check_ending()
         self._rebooted = record.base_in_guest
-        self.rooms.end_guest(record.domain_uuid)  # libvirt may still be busy with its end
-        self.rooms.hypervisor.start(plan.domain_xml)
+        start.start_guest(
+            self.rooms,
+            self.folder.read_record(),
+            plan,
+            self.folder,
+            cloned_from=lambda template: self._change(template=template),
+        )
 
     def _connect(self, record: SandboxRecord) -> Guest:
         self._disconnect()

@@ -1,0 +1,130 @@
+"""Who has a sandbox, from the moment it is made: locks that nobody takes for another's, and a
+cleanup that races with runs that are just starting.
+"""
+
+import contextlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.adapter.left import Leave
+from tests.repositories import Repository, git
+from vmsandbox import worktree
+from vmsandbox.errors import UsageProblem
+from vmsandbox.model import SandboxRecord, SandboxState
+from vmsandbox.sandbox import Manager, Rooms, clean_up, delete_sandbox, observe
+from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.store import locked
+
+
+def test_what_is_just_being_made_is_not_abandoned(rooms: Rooms, leave: Leave) -> None:
+    """From the first moment until its manager has it, a sandbox belongs to whoever made it."""
+    template = leave(SandboxState.QUEUED).folder.read_record()
+
+    def make(id_: str, name: str, endpoint: object) -> SandboxRecord:
+        return template.model_copy(update={"id": id_, "name": name})
+
+    with Rooms.open(rooms.store.path) as maker:
+        folder = maker.store.create("fresh", make)
+        assert folder.manager_alive()
+        assert observe(folder, rooms.guest_alive).managed
+        with pytest.raises(UsageProblem):
+            delete_sandbox(rooms, folder, force=False)
+        assert folder.id not in {item.what for item in clean_up(rooms, dry_run=False)}
+        with Manager.of(maker, folder, Quiet()):
+            assert folder.manager_alive()
+        assert not folder.manager_alive()
+        abandoned = maker.store.create("abandoned", make)
+    assert abandoned.id in {item.what for item in clean_up(rooms, dry_run=False)}
+
+
+def test_cleanup_races_with_runs_that_are_starting(
+    rooms: Rooms, leave: Leave, tmp_path: Path
+) -> None:
+    """Made, snapshot taken, used: all the while somebody cleans up as fast as it goes."""
+    project = Repository.create(tmp_path / "project", {"a": "b"})
+    project.write("dirty", "1\n")
+    template = leave(SandboxState.QUEUED).folder.read_record()
+    over = threading.Event()
+    problems: list[BaseException] = []
+
+    def clean() -> None:
+        with Rooms.open(rooms.store.path) as others:
+            while not over.is_set():
+                try:
+                    clean_up(others, dry_run=False)
+                except BaseException as error:
+                    problems.append(error)
+                    return
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        for number in range(12):
+            with Rooms.open(rooms.store.path) as maker:
+                folder = maker.store.create(
+                    None, lambda id_, name, _: template.model_copy(update={"id": id_, "name": name})
+                )
+                with Manager.of(maker, folder, Quiet()):
+                    project.write("dirty", f"{number}\n")
+                    snapshot = worktree.snapshot(project.path, rooms.store.worktrees)
+                    git(snapshot.git_dir, "rev-list", "--objects", snapshot.commit)
+                    assert folder.record.exists()
+            delete_sandbox(rooms, folder, force=True)
+    finally:
+        over.set()
+        cleaner.join(30)
+    assert not problems
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_gone_is_not_made_again(rooms: Rooms, leave: Leave) -> None:
+    left = leave(SandboxState.STOPPED)
+    delete_sandbox(rooms, left.folder, force=False)
+    for call in (
+        lambda: rooms.store.update(left.folder, lambda record: record),
+        lambda: contextlib.ExitStack().enter_context(locked(left.folder.result_lock)),
+        lambda: contextlib.ExitStack().enter_context(Manager.of(rooms, left.folder, Quiet())),
+        lambda: delete_sandbox(rooms, left.folder, force=True),
+    ):
+        with pytest.raises(UsageProblem) as gone:
+            call()
+        assert gone.value.code == "sandbox_unknown"
+        assert not left.folder.path.exists()
+
+
+def test_a_manager_is_not_kept_out_by_those_who_only_look(rooms: Rooms, leave: Leave) -> None:
+    folder = leave(SandboxState.STOPPED).folder
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            folder.manager_alive()
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(300):
+            with locked(folder.manager_lock, wait=False):
+                assert folder.manager_alive()
+            assert not folder.manager_alive()
+    finally:
+        over.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_two_managers_are_one_too_many(rooms: Rooms, leave: Leave) -> None:
+    folder = leave(SandboxState.STOPPED).folder
+    with Manager.of(rooms, folder, Quiet()):
+        folder.stop_request.write_text("ask")
+        with pytest.raises(UsageProblem) as refused, Manager.of(rooms, folder, Quiet()):
+            pass
+        assert refused.value.code == "managed_elsewhere"
+        assert refused.value.hint
+        assert folder.stop_request.exists(), "it was not meant for the one that was refused"
+    assert not folder.stop_request.exists()
