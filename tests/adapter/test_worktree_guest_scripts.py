@@ -75,11 +75,15 @@ def test_the_worktree_is_the_agents(make_repository: MakeRepository, short_path:
     inside, state = short_path / "closed" / "work", short_path / "state"
     (short_path / "closed").mkdir(mode=0o700)
     scripts = {"scripts": SCRIPTS, "state": state, "owner": "nobody"}
-    receive = worktree.receive_command(inside, snapshot, gitconfig=None, **scripts)  # type: ignore[arg-type]
+    gitconfig = short_path / "gitconfig"
+    receive = worktree.receive_command(inside, snapshot, gitconfig=gitconfig, **scripts)  # type: ignore[arg-type]
     subprocess.run(receive, input=b"".join(worktree.base_stream(snapshot)), check=True)
     nobody = pwd.getpwnam("nobody").pw_uid
     assert {p.stat().st_uid for p in [inside, *inside.rglob("*")]} == {nobody}
     assert {p.stat().st_uid for p in (state / "collect.git").rglob("*")} == {0}
+    told = {"GIT_CONFIG_SYSTEM": str(gitconfig), "GIT_CONFIG_GLOBAL": "/dev/null"}
+    environment = {**os.environ, **told, "GIT_OPTIONAL_LOCKS": "0"}
+    subprocess.run(["git", "-C", str(inside), "status"], env=environment, check=True)
     as_agent = ["setpriv", "--reuid=nobody", f"--regid={pwd.getpwnam('nobody').pw_gid}"]
     as_agent += ["--clear-groups", "--", "git", "-C", str(inside)]
     subprocess.run([*as_agent, "commit", "-q", "--allow-empty", "-m", "mine"], check=True)

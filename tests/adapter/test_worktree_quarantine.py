@@ -2,12 +2,15 @@
 
 import copy
 import io
+import os
 import random
 import shutil
 import subprocess
+import threading
 import zlib
 from hashlib import sha1
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -94,7 +97,7 @@ def forger(still: Guestless, tmp_path: Path) -> Forger:
     return Forger(still, tmp_path / "forger")
 
 
-def refused(guest: Guestless, stream: io.BytesIO, limits: ResultLimits = SMALL) -> VmsandboxError:
+def refused(guest: Guestless, stream: BinaryIO, limits: ResultLimits = SMALL) -> VmsandboxError:
     """The refusal; the store must hold nothing of it."""
     with pytest.raises(VmsandboxError) as caught:
         guest.quarantine.accept(stream, guest.snapshot, limits)
@@ -222,6 +225,19 @@ def test_bombs(still: Guestless, forger: Forger) -> None:
     many = b"PACK" + (2).to_bytes(4, "big") + (0xFFFFFFFF).to_bytes(4, "big")
     error = refused(still, forger.stream("1" * 40, "1" * 40, many))
     assert error.code == "result_refused_too_large"
+
+
+def test_a_guest_that_stops_in_the_middle(still: Guestless, forger: Forger) -> None:
+    tree = forger.tree(("100644", b"a", forger.object("blob", b"x" * 5000)))
+    commit = forger.commit(tree)
+    reader, writer = os.pipe()
+    os.write(writer, forger.stream(commit, tree).getvalue()[:-50])
+    over = threading.Timer(1.5, os.close, [writer])  # as when the connection is given up
+    over.start()
+    with os.fdopen(reader, "rb") as stream:
+        error = refused(still, stream, SMALL.model_copy(update={"timeout_s": 0.5}))
+    over.join()
+    assert (error.code, "within 0.5 s" in error.message) == ("result_refused_too_large", True)
 
 
 def test_a_tree_that_repeats_itself(still: Guestless, forger: Forger) -> None:

@@ -213,6 +213,8 @@ class _Incoming:
             received = _feed(process, head, stream)
             process.stdout.read()
             done = process.wait()
+        if process.timed_out:
+            raise _too_large(f"it was not here and unpacked within {self.limits.timeout_s:g} s")
         if says_full(done.err):  # our own disk: no fault of the guest's
             raise GitFailed(arguments, done.code, done.err)
         if done.code:
