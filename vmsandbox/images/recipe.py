@@ -176,7 +176,7 @@ def _overlay_files(base: Path) -> Iterator[OverlayFile]:
     if not base.is_dir():
         raise NotADirectoryError(f"{base} is no folder")
     for path in base.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not path.name.endswith((".pyc", "~")):
             yield OverlayFile(path=path.relative_to(base).as_posix(), content=path.read_bytes())
 
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,6 +32,7 @@ _NAMES_GUARD = ".names.guard"
 _BUILD_GUARD = ".build.guard"
 _LOG = "build.log"
 _SCRATCH = "build-"
+_WAITING = "waiting for another build to end"
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 MIB = 1024 * 1024
@@ -93,8 +95,8 @@ class ImageStore:
         check(image.folder, self.manifest(image))
 
     def allocated_bytes(self, image: Image) -> int:
-        """What the image takes on disk (``st_blocks``), not what its files claim to hold."""
-        return sum(path.stat().st_blocks * 512 for path in image.folder.iterdir())
+        """What the image takes on disk."""
+        return _allocated_bytes(image.folder)
 
     # --- overlays -------------------------------------------------------------------------------
 
@@ -193,6 +195,16 @@ class ImageStore:
             self._write_names({n: d for n, d in left.items() if d != digest})
             return self._delete(place.folder)
 
+    def sweep(self, *, dry_run: bool = False) -> int:
+        """Free what a killed build left: the bytes that are, or would be, freed. 0 in a build."""
+        freed = 0
+        with contextlib.suppress(BlockingIOError), _held(self.root / _BUILD_GUARD, wait=False):
+            for folder in self._scratches():
+                freed += _allocated_bytes(folder)
+                if not dry_run:
+                    shutil.rmtree(folder, ignore_errors=True)
+        return freed
+
     # --- within ---------------------------------------------------------------------------------
 
     def _locate(self, ref: str) -> _Place:
@@ -273,17 +285,17 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _making(self, progress: Progress) -> Iterator[Path]:
-        """A scratch folder for the one image that is being made now; what a killed build left is
-        gone.
-        """
+        """A scratch folder for the one image that is being made now; leftovers are gone then."""
         with _translated(self.root):
             self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
-            waiting = lambda: progress("waiting for another build to end", None)  # noqa: E731
-            with _held(self.root / _BUILD_GUARD, waiting):
-                for stale in self.root.glob(f"{_SCRATCH}*/"):
-                    shutil.rmtree(stale)
+            with _held(self.root / _BUILD_GUARD, partial(progress, _WAITING, None)):
+                for stale in self._scratches():
+                    shutil.rmtree(stale, ignore_errors=True)
                 with tempfile.TemporaryDirectory(dir=self.root, prefix=_SCRATCH) as scratch:
                     yield Path(scratch)
+
+    def _scratches(self) -> tuple[Path, ...]:
+        return tuple(self.root.glob(f"{_SCRATCH}*/"))
 
     def _install(self, folder: Path, name: str) -> Image:
         """Make a finished image immutable and move it to its place, under its name."""
@@ -302,11 +314,16 @@ class ImageStore:
         return manifest.image(name, target)
 
     def _delete(self, folder: Path) -> int:
-        freed = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+        freed = _allocated_bytes(folder)
         leaving = Path(tempfile.mkdtemp(dir=self.root, prefix=_SCRATCH))
         folder.rename(leaving / folder.name)
-        shutil.rmtree(leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
         return freed
+
+
+def _allocated_bytes(folder: Path) -> int:
+    """What really lies on the disk, not what files claim to hold."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def _is_sound(folder: Path, manifest: Manifest) -> bool:
@@ -334,15 +351,20 @@ def _checked_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _held(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a ``flock``; `waiting` is called once if somebody else has it now."""
+def _held(
+    path: Path, waiting: Callable[[], None] = lambda: None, *, wait: bool = True
+) -> Iterator[None]:
+    """Hold a ``flock``. If somebody else has it now, `waiting` is called before the wait begins, or
+    BlockingIOError raised.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if waiting:
-                waiting()
+            if not wait:
+                raise
+            waiting()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
