@@ -431,6 +431,8 @@ class SandboxRecord(Value):
     domain_uuid: str
     endpoint: Endpoint
     keep: bool = False
+    cold: bool = Field(default=False, description="boot from the image, use no template")
+    template: str | None = Field(default=None, description="what the guest was cloned from")
     snapshot: Snapshot | None = None
     base_in_guest: bool = Field(default=False, description="the worktree was unpacked in the guest")
     task_started: bool = Field(default=False, description="the guest has said that the task runs")

@@ -212,6 +212,7 @@ class SandboxFolder:
     overlay = _File("overlay.qcow2")
     seed_iso = _File("seed.iso")
     seed_socket = _File("seed.sock")
+    incoming = _File("incoming")  # where QEMU takes a template's state, for a moment
     console = _File("console.log")
     stdout = _File("stdout.log")
     stderr = _File("stderr.log")

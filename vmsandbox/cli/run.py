@@ -52,6 +52,9 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the guest running.")]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
 ]
+Cold = Annotated[
+    bool, typer.Option("--cold", help="Boot from the image instead of cloning its template.")
+]
 Plan = Annotated[
     bool, typer.Option("--plan", help="Print what would be done, and the domain XML; stop.")
 ]
@@ -94,6 +97,7 @@ def run(
     history: History = None,
     keep: Keep = False,
     detach: Detach = False,
+    cold: Cold = False,
     plan: Plan = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -107,6 +111,7 @@ def run(
         name=name,
         env=environment(env or []),
         keep=keep,
+        cold=cold,
         overrides={
             "image": image,
             "cpus": cpus,

@@ -40,6 +40,7 @@ class Request(Value):
     name: str | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
     keep: bool = False
+    cold: bool = False
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
 
@@ -49,6 +50,7 @@ class _Prepared(Value):
     image: Image
     host: HostFacts
     keep: bool
+    cold: bool
 
 
 def propose(rooms: Rooms, request: Request) -> LaunchPlan:
@@ -92,6 +94,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         image=image,
         host=rooms.host_facts(image),
         keep=request.keep,
+        cold=request.cold,
     )
 
 
@@ -134,6 +137,7 @@ def _record(
         domain_uuid=str(uuid.uuid4()),
         endpoint=endpoint,
         keep=prepared.keep,
+        cold=prepared.cold,
     )
 
 

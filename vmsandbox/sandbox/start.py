@@ -1,33 +1,173 @@
-"""Owns a cold start: keys, seed, overlay, domain, until SSH answers with the pinned key.
+"""Owns how a guest starts: a clone of a template where that works, else a cold start from the
+image.
 
 Works from a plan; what is there from an earlier start (keys, overlay) is used again, so a guest
 that went away boots again from its own disk.
 """
 
+import contextlib
 import os
 import secrets
+import shutil
+import socket
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from pydantic import SecretBytes, SecretStr
 
 from vmsandbox import seed
-from vmsandbox.domain import MAC
+from vmsandbox.domain import MAC, DomainSpec, domain_xml
+from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.guest import known_hosts_line, ssh_config
-from vmsandbox.model import LaunchPlan
-from vmsandbox.sandbox.rooms import Rooms
+from vmsandbox.hypervisor import migration
+from vmsandbox.model import LaunchPlan, SandboxRecord
+from vmsandbox.sandbox import templates
+from vmsandbox.sandbox.plan import domain_spec
+from vmsandbox.sandbox.rooms import Rooms, owner_uid
+from vmsandbox.sandbox.templates import Template
 from vmsandbox.store import SandboxFolder, write_atomic
 
+_MIB = 1024 * 1024
 
-def prepare(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder) -> None:
-    """Write what the domain needs into the sandbox's folder. Safe to do again."""
+# A host that is full or broken does not get better by a start that needs more of it.
+_NO_FALLBACK = ("host_disk_full", "host_memory_full", "libvirt_unreachable", "address_in_use")
+
+
+def start_guest(
+    rooms: Rooms,
+    record: SandboxRecord,
+    plan: LaunchPlan,
+    folder: SandboxFolder,
+    *,
+    cloned_from: Callable[[str], object],
+) -> None:
+    """Start the domain of a sandbox, running and with its seed on the way.
+
+    A disk that is there already is booted again. Otherwise the guest is cloned, unless the record
+    says cold; `cloned_from` is told the template's name before anything depends on it. A template
+    that cannot be made or used is only a note: then the start is cold. Raises HostProblem.
+    """
     _write_keys(plan, folder)
-    spec = _seed_spec(plan, folder)
-    write_atomic(folder.seed_iso, seed.nocloud_iso(spec, seed.seed_tar(spec)))
-    if not folder.overlay.exists():
-        rooms.images.create_overlay(plan.image, folder.overlay, plan.limits.disk_mib)
-    write_atomic(folder.domain_xml, plan.domain_xml.encode())
+    spec = _spec(rooms, plan, folder)
+    if folder.overlay.exists():
+        _boot(rooms, plan, folder, _with_backing(rooms, record, spec, plan))
+        return
+    if not (record.cold or plan.image.cloud_init):
+        try:
+            _clone(rooms, plan, folder, spec, cloned_from)
+            return
+        except VmsandboxError as error:
+            _undo_clone(rooms, plan, folder)
+            if error.code in _NO_FALLBACK:
+                raise
+            rooms.note(f"starting cold: no template could be used: {error.message}")
+    rooms.images.create_overlay(plan.image, folder.overlay, plan.limits.disk_mib)
+    _boot(rooms, plan, folder, spec)
+
+
+def _spec(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder) -> DomainSpec:
+    return domain_spec(
+        folder=folder,
+        state_root=rooms.store.path,
+        endpoint=plan.endpoint,
+        domain_uuid=plan.domain_uuid,
+        limits=plan.limits,
+        image=plan.image,
+        host=plan.host,
+        owner_uid=owner_uid(),
+    )
+
+
+# --- cold -----------------------------------------------------------------------------------------
+
+
+def _with_backing(
+    rooms: Rooms, record: SandboxRecord, spec: DomainSpec, plan: LaunchPlan
+) -> DomainSpec:
+    """The disk of a former clone still stands on its template's."""
+    if record.template is None or _stands_on_image(plan, spec):
+        return spec
+    template = Template(rooms.store.templates / record.template)
+    return spec.model_copy(update={"backing": template.layers(plan.image)})
+
+
+def _stands_on_image(plan: LaunchPlan, spec: DomainSpec) -> bool:
+    """Whether an overlay's header names the image itself: it fell back to a cold start."""
+    with spec.disk.open("rb") as disk:
+        return os.fsencode(plan.image.rootfs) in disk.read(64 * 1024)
+
+
+def _boot(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder, spec: DomainSpec) -> None:
+    seeded = _seed_spec(plan, folder)
+    write_atomic(folder.seed_iso, seed.nocloud_iso(seeded, seed.seed_tar(seeded)))
+    xml = domain_xml(spec)
+    write_atomic(folder.domain_xml, xml.encode())
     _hand_to_qemu(plan, folder)
+    rooms.end_guest(plan.domain_uuid)  # libvirt may still be busy with its end
+    rooms.hypervisor.start(xml)
+
+
+# --- clone ----------------------------------------------------------------------------------------
+
+
+def _clone(
+    rooms: Rooms,
+    plan: LaunchPlan,
+    folder: SandboxFolder,
+    spec: DomainSpec,
+    cloned_from: Callable[[str], object],
+) -> None:
+    template = templates.ensure(rooms, spec, plan.image, plan.host)
+    cloned_from(template.path.name)
+    if not template.is_whole():  # removed before the record kept it
+        raise HostProblem("template_gone", f"template {template.path.name} was just removed")
+    size_mib = -(-plan.image.rootfs_bytes // _MIB)
+    rooms.images.create_overlay_on(template.disk, "qcow2", folder.overlay, size_mib)
+    _hand_to_qemu(plan, folder)
+    xml = domain_xml(templates.clone_spec(spec, template, plan.image, plan.host))
+    write_atomic(folder.domain_xml, xml.encode())
+    rooms.hypervisor.start(xml, paused=True)
+    with _incoming(plan, folder) as via:
+        migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
+    if plan.limits.disk_mib > size_mib:
+        rooms.hypervisor.resize_disk(plan.domain_uuid, "vda", plan.limits.disk_mib * _MIB)
+    rooms.hypervisor.resume(plan.domain_uuid)
+    _send_seed(plan, folder)
+
+
+def _send_seed(plan: LaunchPlan, folder: SandboxFolder) -> None:
+    """The guest reads its identity from the port; we write and never read."""
+    message = seed.port_message(seed.seed_tar(_seed_spec(plan, folder)))
+    try:
+        with socket.socket(socket.AF_UNIX) as port:
+            port.settimeout(30)
+            port.connect(str(folder.seed_socket))
+            port.sendall(message)
+    except OSError as error:
+        raise HostProblem("seed_not_taken", f"the guest did not take its seed: {error}") from error
+
+
+@contextlib.contextmanager
+def _incoming(plan: LaunchPlan, folder: SandboxFolder) -> Iterator[Path]:
+    """A socket path in a folder of QEMU's own: it may write nowhere else in the sandbox's."""
+    shutil.rmtree(folder.incoming, ignore_errors=True)
+    folder.incoming.mkdir(mode=0o700)
+    os.chown(folder.incoming, plan.host.qemu_uid, plan.host.qemu_gid)
+    try:
+        yield folder.incoming / "state"
+    finally:
+        shutil.rmtree(folder.incoming, ignore_errors=True)
+
+
+def _undo_clone(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder) -> None:
+    with contextlib.suppress(VmsandboxError):
+        rooms.end_guest(plan.domain_uuid)
+    folder.overlay.unlink(missing_ok=True)
+
+
+# --- what both need -------------------------------------------------------------------------------
 
 
 def _write_keys(plan: LaunchPlan, folder: SandboxFolder) -> None:
@@ -65,4 +205,5 @@ def _hand_to_qemu(plan: LaunchPlan, folder: SandboxFolder) -> None:
     """Under qemu:///system QEMU is another user; libvirt is told not to change owners itself."""
     if plan.host.qemu_uid != os.geteuid():
         for path in (folder.overlay, folder.seed_iso):
-            os.chown(path, plan.host.qemu_uid, plan.host.qemu_gid)
+            with contextlib.suppress(FileNotFoundError):
+                os.chown(path, plan.host.qemu_uid, plan.host.qemu_gid)

@@ -351,7 +351,7 @@ def _folders(rooms: Rooms) -> Iterator[Template]:
 
 def unused(rooms: Rooms) -> list[Template]:
     """Templates, whole or half-made, that no sandbox was cloned from."""
-    used = {getattr(record, "template", None) for record in rooms.store.records()}
+    used = {record.template for record in rooms.store.records()}
     return [template for template in _folders(rooms) if template.path.name not in used]
 
 
