@@ -13,7 +13,7 @@ from tests.repositories import Repository, git
 from vmsandbox import worktree
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import SandboxRecord, SandboxState
-from vmsandbox.sandbox import Manager, Rooms, clean_up, delete_sandbox, observe
+from vmsandbox.sandbox import Cleaned, Manager, Rooms, clean_up, delete_sandbox, observe
 from vmsandbox.sandbox.ending import Quiet
 from vmsandbox.store import locked
 
@@ -37,6 +37,24 @@ def test_what_is_just_being_made_is_not_abandoned(rooms: Rooms, leave: Leave) ->
         assert not folder.manager_alive()
         abandoned = maker.store.create("abandoned", make)
     assert abandoned.id in {item.what for item in clean_up(rooms, dry_run=False)}
+
+
+def test_cleanup_waits_for_what_is_being_made(rooms: Rooms, tmp_path: Path) -> None:
+    """Under the store's lock a folder has no record yet, and a snapshot store no sandbox."""
+    project = Repository.create(tmp_path / "project", {"a": "b"})
+    worktree.snapshot(project.path, rooms.store.worktrees)
+    half_made = rooms.store.folder("b0000001").path
+    cleaned: list[list[Cleaned]] = []
+    cleaner = threading.Thread(target=lambda: cleaned.append(clean_up(rooms, dry_run=False)))
+    with locked(rooms.store.lock):
+        half_made.mkdir()
+        cleaner.start()
+        cleaner.join(1)
+        assert cleaner.is_alive()
+        assert half_made.exists()
+        assert list(rooms.store.worktrees.iterdir())
+    cleaner.join(30)
+    assert {item.kind for item in cleaned[0]} == {"sandbox", "snapshots"}
 
 
 def test_cleanup_races_with_runs_that_are_starting(

@@ -168,7 +168,8 @@ def test_delete_works_while_libvirt_is_down(rooms: Rooms, leave: Leave) -> None:
             delete_sandbox(blind, runs.folder, force=False)
         delete_sandbox(blind, runs.folder, force=True)
     assert not rooms.store.folders()
-    assert rooms.guest_alive(runs.guest.uuid) is False
+    assert processes.find(runs.guest.uuid) is None
+    wait_until(lambda: rooms.guest_alive(runs.guest.uuid) is False)
 
 
 def test_in_the_dark_nothing_is_started_or_called_dead(rooms: Rooms, leave: Leave) -> None:
