@@ -256,7 +256,7 @@ def write_tree(top: Path, tree: dict[bytes, tuple[str, bytes]]) -> None:
             continue
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=TREES, after=TREES)
 def test_any_tree_comes_back(
     before: dict[bytes, tuple[str, bytes]],

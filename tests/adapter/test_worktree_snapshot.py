@@ -96,6 +96,20 @@ def test_odd_paths(make_repository: MakeRepository, tmp_path: Path) -> None:
         assert {*guest.changes()} == {b"new"}, name
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to somebody else")
+def test_root_may_take_somebody_elses_worktree(
+    make_repository: MakeRepository, tmp_path: Path
+) -> None:
+    """As with sudo; git refuses that unless it is told."""
+    repository = make_repository("p", {".gitignore": "*.log\n", "a.log": "x\n"})
+    repository.git("add", "-f", "a.log")
+    repository.commit("tracked although ignored")
+    for path in [repository.path, *repository.path.rglob("*")]:
+        os.chown(path, 65534, 65534)
+    taken = snapshot(repository.path, tmp_path / "s")
+    assert (taken.files, taken.commit) == (2, taken.parent)
+
+
 # --- what is not written --------------------------------------------------------------------------
 
 
