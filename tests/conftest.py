@@ -5,6 +5,7 @@ guests, an ordinary user, and the proof at the end that nothing was left behind.
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import settings
 from tests.people import ROOT, Person, ordinary_person
 from tests.processes import MARK, describe, left_behind, own_listeners
 from tests.repositories import Repository
-from tests.sandboxes import State, keep_evidence, state_folder
+from tests.sandboxes import State, keep_evidence, short_folder, state_folder
 
 IMAGE = "debian-12"
 LAYERS = ("unit", "adapter", "vm")
@@ -123,9 +124,22 @@ def _images() -> Path:
     return state_root() / "images"
 
 
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Path]:
+    """Templates and facts about the host, for every state folder of root's."""
+    folder = short_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
 @contextlib.contextmanager
-def _state(images: Path, request: pytest.FixtureRequest, person: Person | None) -> Iterator[State]:
-    with state_folder(images, person) as state:
+def _state(
+    images: Path,
+    request: pytest.FixtureRequest,
+    person: Person | None = None,
+    shared: Path | None = None,
+) -> Iterator[State]:
+    with state_folder(images, person, shared) as state:
         _STATES.append(state.path)
         try:
             yield state
@@ -137,16 +151,16 @@ def _state(images: Path, request: pytest.FixtureRequest, person: Person | None) 
 
 
 @pytest.fixture
-def state(images: Path, request: pytest.FixtureRequest) -> Iterator[State]:
+def state(images: Path, shared: Path, request: pytest.FixtureRequest) -> Iterator[State]:
     """A fresh state folder with the built image, and the command line on it."""
-    with _state(images, request, None) as state:
+    with _state(images, request, shared=shared) as state:
         yield state
 
 
 @pytest.fixture(scope="module")
-def shared_state(images: Path, request: pytest.FixtureRequest) -> Iterator[State]:
+def shared_state(images: Path, shared: Path, request: pytest.FixtureRequest) -> Iterator[State]:
     """As `state`, for all tests of a module."""
-    with _state(images, request, None) as state:
+    with _state(images, request, shared=shared) as state:
         yield state
 
 

@@ -83,18 +83,31 @@ class State:
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
-@contextlib.contextmanager
-def state_folder(images: Path, person: Person | None = None) -> Iterator[State]:
-    """A state folder that borrows the images of `images` and is gone afterwards.
-
-    Its path is short (socket names may have 107 bytes) and open to the user that QEMU runs as.
-    """
+def short_folder() -> Path:
+    """A new folder whose path is short (socket names may have 107 bytes) and open to the user that
+    QEMU runs as."""
     base = os.environ.get("VMSANDBOX_TEST_HOME")
     if base:
         Path(base).mkdir(mode=0o711, parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="vms-", dir=base))
     path.chmod(0o711)
+    return path
+
+
+@contextlib.contextmanager
+def state_folder(
+    images: Path, person: Person | None = None, shared: Path | None = None
+) -> Iterator[State]:
+    """A state folder that borrows the images of `images` and is gone afterwards.
+
+    What costs a boot to find or make (templates, facts about the host) is kept in `shared`.
+    """
+    path = short_folder()
     (path / "images").symlink_to(images)
+    if shared:
+        for name in ("templates", "cache"):
+            (shared / name).mkdir(exist_ok=True)
+            (path / name).symlink_to(shared / name)
     if person:
         os.chown(path, person.uid, person.gid)
     state = State(path, person)

@@ -1,5 +1,6 @@
 """What tests of whole lives share: patience, what a verb's JSON says, and what a sandbox leaves."""
 
+import json
 import socket
 import subprocess
 import time
@@ -84,11 +85,10 @@ class Trace(NamedTuple):
 
     @classmethod
     def of(cls, state: State, id_: str) -> "Trace":
-        from vmsandbox.store import SandboxFolder
-
-        record = SandboxFolder(state.path / "sandboxes" / id_).read_record()
-        address = record.endpoint.address, record.endpoint.port
-        return cls(state.path / "sandboxes" / id_, record.domain_uuid, address)
+        folder = state.path / "sandboxes" / id_
+        record = json.loads((folder / "record.json").read_text())
+        address = record["endpoint"]["address"], record["endpoint"]["port"]
+        return cls(folder, record["domain_uuid"], address)
 
     def guest(self) -> list[str]:
         """What runs for it: its domain (for root's libvirt), its processes, its port."""

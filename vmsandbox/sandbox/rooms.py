@@ -25,7 +25,8 @@ class Rooms:
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
         self.store = store
         self.note = note
-        self.images = ImageStore(store.images)
+        # Disks name what they stand on by its path, which must outlive a link to a shared folder.
+        self.images = ImageStore(store.images.resolve())
         self.uri = host.libvirt_uri()
 
     @classmethod
