@@ -240,11 +240,12 @@ def _template_spec(
     rooms: Rooms, making: Template, spec: DomainSpec, image: Image, host: HostFacts
 ) -> DomainSpec:
     name = making.path.name.removeprefix(".making-")
+    uuid_ = _domain_uuid(rooms, name)
     return spec.model_copy(
         update={
             "id": f"template-{name}",
-            "name": f"vmsandbox-template-{name}",
-            "uuid": str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{name}")),
+            "name": f"vmsandbox-template-{uuid_[:8]}",
+            "uuid": uuid_,
             "owner_uid": owner_uid(),
             "disk": making.disk,
             "backing": (Layer(path=image.rootfs, format=image.rootfs_format),),
@@ -255,6 +256,12 @@ def _template_spec(
             "memory_file": making.memory(host, shared=True),
         }
     )
+
+
+def _domain_uuid(rooms: Rooms, name: str) -> str:
+    """The same for every attempt, so that what a killed maker left is found; another one for
+    another state folder, because libvirt is shared."""
+    return str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{name}"))
 
 
 def _freeze(
@@ -364,7 +371,7 @@ def remove(rooms: Rooms, template: Template) -> int:
             freed = allocated_bytes(template.path)
             template.record.unlink(missing_ok=True)  # from here on it is found no more
             with contextlib.suppress(VmsandboxError):
-                rooms.hypervisor.destroy(str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{name}")))
+                rooms.hypervisor.destroy(_domain_uuid(rooms, name))
             shutil.rmtree(template.path, ignore_errors=True)
             lock.unlink(missing_ok=True)
             return freed
