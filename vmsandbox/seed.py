@@ -37,6 +37,20 @@ GATEWAY = "10.0.2.2"
 NAME_SERVER = "10.0.2.3"
 """The addresses of QEMU's user network."""
 
+_FIRST_TASK: Mapping[str, tuple[bytes, int]] = {
+    "run/vmsandbox": (tarfile.DIRTYPE, 0o755),
+    "run/vmsandbox/tasks": (tarfile.DIRTYPE, 0o700),
+    "run/vmsandbox/tasks/first": (tarfile.DIRTYPE, 0o700),
+    "run/vmsandbox/tasks/first/out.fifo": (tarfile.FIFOTYPE, 0o666),
+    "run/vmsandbox/tasks/first/err.fifo": (tarfile.FIFOTYPE, 0o666),
+    "var/lib/vmsandbox": (tarfile.DIRTYPE, 0o755),
+    "var/lib/vmsandbox/tasks": (tarfile.DIRTYPE, 0o700),
+    "var/lib/vmsandbox/tasks/first": (tarfile.DIRTYPE, 0o700),
+    "sys/fs/cgroup/vmsandbox.supervisor": (tarfile.DIRTYPE, 0o755),
+    "sys/fs/cgroup/vmsandbox.task.first": (tarfile.DIRTYPE, 0o755),
+}
+"""What the guest script `task` would otherwise spawn processes for, when every moment counts."""
+
 _HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PURPOSES = {
     "etc/hostname": "host name",
@@ -133,6 +147,10 @@ def seed_tar(spec: SeedSpec) -> bytes:
     """The seed as our own images read it: a tar of files relative to ``/``, owned by root."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, (kind, mode) in _FIRST_TASK.items():
+            member = tarfile.TarInfo(path)
+            member.type, member.mode, member.mtime = kind, mode, int(spec.now)
+            archive.addfile(member)
         for path, (content, mode) in sorted(_files(spec).items()):
             member = tarfile.TarInfo(path)
             member.size, member.mode, member.mtime = len(content), mode, int(spec.now)

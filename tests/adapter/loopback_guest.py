@@ -108,6 +108,7 @@ def _write_config(folder: Path, port: int, cgroup: Path) -> Path:
     folder.chmod(0o755)
     environment = {
         "VMSANDBOX_TASKS": folder / "tasks",
+        "VMSANDBOX_CAPTURES": folder / "captures",
         "VMSANDBOX_CGROUPS": cgroup,
         MARK: os.environ.get(MARK, ""),
         "SHLVL": "2",  # else bash under sshd reads ~/.bashrc, which may be anything here

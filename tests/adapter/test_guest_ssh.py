@@ -136,7 +136,7 @@ def test_an_accepting_port_without_a_server_says_so(loopback: LoopbackGuest) -> 
     with (
         like_a_host_forward(loopback.endpoint, silent=100) as forward,
         loopback.guest(endpoint=forward) as guest,
-        pytest.raises(GuestProblem, match="no SSH server spoke"),
+        pytest.raises(GuestProblem, match="no SSH server speaks"),
     ):
         guest.connect(Deadline(1))
 
@@ -191,7 +191,7 @@ def test_a_guest_without_its_seed_is_not_ready(guest: Guest) -> None:
 
 def test_a_command_that_takes_too_long_is_an_error(guest: Guest) -> None:
     with pytest.raises(GuestProblem) as raised:
-        guest.run(["sleep", "5"], timeout_s=0.2)
+        guest.run(["sleep", "1"], timeout_s=0.2)
     assert raised.value.code == "guest_command_timeout"
 
 

@@ -36,6 +36,11 @@ class BoundedFile:
         """How many bytes of the stream are here: where following goes on."""
         return min(self._size, self._limit)
 
+    @property
+    def full(self) -> bool:
+        """Something had to be dropped."""
+        return self._size > self._limit
+
     def write(self, data: bytes) -> bytes:
         """Keep what fits and return it. HostProblem ``host_disk_full``, ``state_unwritable``."""
         kept = data[: max(0, self._limit - self._size)]
@@ -95,6 +100,10 @@ class Capture:
     def offset(self, stream: Stream) -> int:
         """Where in the guest's stream following goes on, in bytes."""
         return self._files[stream].offset
+
+    def full(self) -> bool:
+        """Whether one of the streams was too long."""
+        return any(file.full for file in self._files.values())
 
     def write(self, stream: Stream, data: bytes) -> None:
         if kept := self._files[stream].write(data):

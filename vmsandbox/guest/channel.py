@@ -18,7 +18,7 @@ import paramiko
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, UsageProblem
-from vmsandbox.guest.connection import Connection
+from vmsandbox.guest.connection import FOREIGN, Connection
 from vmsandbox.text import printable
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Command:
         The channel is closed in the end, whatever happens. Raises GuestProblem ``connection_lost``.
         """
         with contextlib.ExitStack() as lifetime:
-            lifetime.callback(channel.close)
+            lifetime.callback(_close, channel)
             bell = Bell(channel)
             lifetime.callback(bell.close)
             with connection.translated(), _closed_at(channel, deadline):
@@ -224,7 +224,7 @@ class Command:
         gathered = io.BytesIO()
         for data in self.stdout():
             if gathered.tell() + len(data) > limit_bytes:
-                self.channel.close()
+                _close(self.channel)
                 raise GuestProblem(
                     "guest_answer_invalid", f"{self._what} wrote more than {limit_bytes} bytes"
                 )
@@ -239,10 +239,15 @@ class Command:
         )
 
 
+def _close(channel: paramiko.Channel) -> None:
+    with contextlib.suppress(*FOREIGN):  # there may be nobody left to tell
+        channel.close()
+
+
 @contextlib.contextmanager
 def _closed_at(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
     """Close the channel at the deadline: paramiko's requests wait for their answer for ever."""
-    timer = threading.Timer(deadline.at_most(_LONGEST_S), channel.close)
+    timer = threading.Timer(deadline.at_most(_LONGEST_S), _close, (channel,))
     timer.daemon = True
     timer.start()
     try:
@@ -264,7 +269,7 @@ def exchange(
         try:
             command.feed(chunks, progress)
         except BaseException:
-            command.channel.close()  # ends the reading as well
+            _close(command.channel)  # ends the reading as well
             raise
         return gathered.result()
 

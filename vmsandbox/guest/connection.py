@@ -5,8 +5,7 @@ Knows no scripts and no tasks. paramiko's, socket's and EOF errors are translate
 may be called from any thread.
 
 A host forward of QEMU accepts at once, whether or not anything listens in the guest, so an open
-port says nothing: only the server's banner does. Every attempt that reaches a guest costs it a new
-sshd, therefore patience grows from attempt to attempt.
+port says nothing: only the server's banner does; see :mod:`vmsandbox.guest.knock`.
 """
 
 import base64
@@ -14,7 +13,6 @@ import contextlib
 import hmac
 import io
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -22,6 +20,7 @@ import paramiko
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, VmsandboxError
+from vmsandbox.guest.knock import Knocker, NotYet
 from vmsandbox.model import Endpoint
 
 # Without a handler Python prints paramiko's tracebacks; every one of them reaches us as an error.
@@ -35,13 +34,7 @@ _CIPHERS = ("aes128-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 _MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256")
 _HOST_KEYS = ("ssh-ed25519",)
 _KEEPALIVE_S = 15
-_FIRST_PATIENCE_S = 0.6
-_MOST_PATIENCE_S = 5.0
 _LONGEST_S = 24 * 3600.0
-
-
-class NotYet(Exception):
-    """The guest does not answer for now; the text says what was seen. Never leaves this room."""
 
 
 class Interrupted(VmsandboxError):
@@ -67,7 +60,7 @@ class Connection:
         self._host_key = base64.b64decode(host_key.split()[1])
         self._lock = threading.RLock()
         self._transport: paramiko.Transport | None = None
-        self._patience_s = _FIRST_PATIENCE_S
+        self._knocker = Knocker(endpoint)
         self._interrupted = False
 
     def close(self) -> None:
@@ -75,6 +68,8 @@ class Connection:
         if transport := self._transport:
             transport.close()
             self._transport = None
+        with self._lock:
+            self._knocker.close()
 
     def interrupt(self) -> None:
         """Make every wait on this guest, now and later, raise :class:`Interrupted`."""
@@ -90,17 +85,14 @@ class Connection:
             raise Interrupted
 
     def attempt(self, deadline: Deadline) -> None:
-        """Connect if not connected, in one try.
+        """Connect if not connected, without waiting for a server that is silent.
 
         Raises NotYet, or GuestProblem ``host_key_mismatch``, which trying again cannot mend.
         """
         with self._lock:
             self.check_interrupted()
             if self._live() is None:
-                patience_s = deadline.at_most(self._patience_s)
-                self._patience_s = min(self._patience_s * 1.5, _MOST_PATIENCE_S)
-                self._transport = self._open(patience_s, deadline)
-                self._patience_s = _FIRST_PATIENCE_S
+                self._transport = self._open(deadline)
 
     def check(self) -> paramiko.Transport:
         """The live transport; GuestProblem ``connection_lost`` if there is none."""
@@ -136,9 +128,9 @@ class Connection:
         transport = self._transport
         return transport if transport and transport.is_active() else None
 
-    def _open(self, patience_s: float, deadline: Deadline) -> paramiko.Transport:
+    def _open(self, deadline: Deadline) -> paramiko.Transport:
         with contextlib.ExitStack() as undo:
-            sock = _listening(self.endpoint, patience_s)
+            sock = self._knocker.knock(deadline)
             undo.callback(sock.close)
             transport = paramiko.Transport(sock)
             undo.callback(transport.close)
@@ -167,25 +159,6 @@ class Connection:
                 hint="another program may use this port, or the guest did not take its seed: "
                 "vmsandbox logs --console",
             )
-
-
-def _listening(endpoint: Endpoint, patience_s: float) -> socket.socket:
-    """A socket on which an SSH server has begun to speak."""
-    try:
-        sock = socket.create_connection((endpoint.address, endpoint.port), timeout=patience_s)
-    except OSError as error:
-        raise NotYet(f"connecting to port {endpoint.port}: {error}") from error
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sock.recv(1, socket.MSG_PEEK):
-            return sock
-        said = "the connection was closed at once"
-    except TimeoutError:
-        said = f"no SSH server spoke within {patience_s:.1f} s"
-    except OSError as error:
-        said = str(error)
-    sock.close()
-    raise NotYet(said)
 
 
 def _choose_algorithms(transport: paramiko.Transport) -> None:

@@ -6,13 +6,14 @@ describes the conversation.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.guest import task
 from vmsandbox.guest.capture import Capture
 from vmsandbox.guest.channel import Command, Stream
-from vmsandbox.guest.task import EndMark, Following, Report, TaskSpec
+from vmsandbox.guest.task import EndMark, Report, TaskSpec
 from vmsandbox.model import ExecResult
 
 
@@ -32,6 +33,8 @@ class TaskRun:
         self._started = started
         self.known = False
         """The guest has said that it knows the task: it must not be started again."""
+        self.cut_short = False
+        """We left the channel before its end, to go on from the guest's bounded files."""
 
     def argv(self) -> list[str]:
         """The script's argv for the next channel."""
@@ -45,6 +48,7 @@ class TaskRun:
 
         Raises task.Refused, and GuestProblem ``guest_answer_invalid``, ``guest_command_timeout``.
         """
+        may_flood, self.cut_short = not self.known, False
         pieces = command.received(deadline)
         answer, first = _first_line(pieces)
         if not answer:
@@ -53,38 +57,26 @@ class TaskRun:
         self.known = True
         booted_at = time.time() - following.uptime_s
         self._started()
-        report = self._copy(following, [("stdout", first)], pieces)
+        report = self._copy(following.end_mark, chain([first], pieces), may_flood)
         return report and task.exec_result(report, booted_at)
 
     def _copy(
-        self,
-        following: Following,
-        first: list[tuple[Stream, bytes]],
-        rest: Iterator[tuple[Stream, bytes]],
+        self, end_mark: bytes, pieces: Iterable[tuple[Stream, bytes]], may_flood: bool
     ) -> Report | None:
-        marks: dict[Stream, EndMark] = {
-            "stdout": EndMark(following.end_mark),
-            "stderr": EndMark(following.end_mark),
-        }
-        for pieces in (first, rest):
-            for stream, data in pieces:
-                self._capture.write(stream, marks[stream].feed(data))
-                if report := self._ended(marks):
-                    return report
+        """The report, once both streams have ended with the mark."""
+        marks: dict[Stream, EndMark] = {"stdout": EndMark(end_mark), "stderr": EndMark(end_mark)}
+        for stream, data in pieces:
+            self._capture.write(stream, marks[stream].feed(data))
+            if all(mark.report for mark in marks.values()):
+                return marks["stderr"].report
+            if may_flood and self._capture.full():
+                self.cut_short = True
+                return None
         return None
 
-    def _ended(self, marks: dict[Stream, EndMark]) -> Report | None:
-        """The report once both streams are complete; one that was cut off carries no mark."""
-        reports = [mark.report for mark in marks.values() if mark.report]
-        complete = [
-            mark.report or self._capture.offset(stream) >= self._capture.limit_bytes
-            for stream, mark in marks.items()
-        ]
-        return reports[0] if reports and all(complete) else None
 
-
-def _first_line(pieces: Iterator[tuple[Stream, bytes]]) -> tuple[bytes, bytes]:
-    """The first line of stdout and what came after it; empty if the channel ended before."""
+def _first_line(pieces: Iterator[tuple[Stream, bytes]]) -> tuple[bytes, tuple[Stream, bytes]]:
+    """The first line of stdout and the piece after it; empty if the channel ended before."""
     text = b""
     for stream, data in pieces:
         if stream == "stderr":
@@ -92,7 +84,7 @@ def _first_line(pieces: Iterator[tuple[Stream, bytes]]) -> tuple[bytes, bytes]:
         text += data
         line, newline, rest = text.partition(b"\n")
         if newline:
-            return line + newline, rest
+            return line + newline, ("stdout", rest)
         if len(text) > task.LINE_MAX_BYTES:
             raise task.invalid_answer(text)
-    return b"", b""
+    return b"", ("stdout", b"")

@@ -10,7 +10,7 @@ import tenacity
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
-from vmsandbox.guest.connection import NotYet
+from vmsandbox.guest.knock import NotYet
 
 _POLL_S = 0.01
 

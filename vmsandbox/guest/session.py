@@ -40,7 +40,7 @@ _SEEDED = "/run/vmsandbox/seeded"
 # Waits inside the guest for a while: asking again and again over SSH would slow its boot down.
 _WAIT_SEEDED = (
     f"i=0; while [ ! -e {_SEEDED} ] && [ $((i += 1)) -le 40 ]; do sleep 0.05; done; "
-    f'read -r id < {_SEEDED} && echo "$id"'
+    f'read -r id < {_SEEDED}; echo "$id"'
 )
 
 
@@ -190,7 +190,8 @@ class Guest:
     def _attend(self, task_run: TaskRun, task_id: str, deadline: Deadline) -> ExecResult | None:
         try:
             with self._command(task_run.argv(), _OPEN_S, what="the task script") as command:
-                if result := task_run.attend(command, deadline):
+                result = task_run.attend(command, deadline)
+                if result or task_run.cut_short:
                     return result
                 self._connection.check()  # raises if it was the connection that ended
         except task.Refused as refused:
