@@ -105,7 +105,7 @@ def start_argv(spec: TaskSpec, script: tuple[str, ...] = SCRIPT) -> list[str]:
         *script,
         "start",
         spec.id,
-        f"{spec.timeout_s or 0:.3f}".rstrip("0").rstrip("."),
+        f"{max(spec.timeout_s, 0.001):.3f}" if spec.timeout_s else "0",
         str(polls(spec.grace_s)),
         # A little more than the host keeps, so that the host sees that there was more.
         str(spec.capture_bytes // _BLOCK_BYTES + 2),
