@@ -6,10 +6,13 @@ that went away boots again from its own disk.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import socket
+import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from pathlib import Path
 from pydantic import SecretBytes, SecretStr
 
 from vmsandbox import seed
+from vmsandbox.deadline import Deadline
 from vmsandbox.domain import MAC, DomainSpec, domain_xml
 from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.guest import known_hosts_line, ssh_config
@@ -30,6 +34,8 @@ from vmsandbox.sandbox.templates import Template
 from vmsandbox.store import SandboxFolder, write_atomic
 
 _MIB = 1024 * 1024
+_SEED_S = 30.0
+_SEED_POLL_S = 0.002
 
 # A host that is full or broken does not get better by a start that needs more of it.
 _NO_FALLBACK = ("host_disk_full", "host_memory_full", "libvirt_unreachable", "address_in_use")
@@ -142,11 +148,21 @@ def _send_seed(plan: LaunchPlan, folder: SandboxFolder) -> None:
     message = seed.port_message(seed.seed_tar(_seed_spec(plan, folder)))
     try:
         with socket.socket(socket.AF_UNIX) as port:
-            port.settimeout(30)
+            port.settimeout(_SEED_S)
             port.connect(str(folder.seed_socket))
             port.sendall(message)
+            _wait_taken(port)
     except OSError as error:
         raise HostProblem("seed_not_taken", f"the guest did not take its seed: {error}") from error
+
+
+def _wait_taken(port: socket.socket) -> None:
+    """Wait until QEMU has read all: what it has not read when we hang up, it drops."""
+    deadline = Deadline(_SEED_S)
+    while int.from_bytes(fcntl.ioctl(port, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
+        if deadline.passed():
+            raise TimeoutError("it does not read")
+        time.sleep(_SEED_POLL_S)
 
 
 @contextlib.contextmanager
