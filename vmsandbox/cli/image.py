@@ -1,6 +1,7 @@
 """Owns the verbs about images: build, list, verify, export, import, remove."""
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def build(
 
     out = output.begin(as_json)
     images = _images()
-    with _progress(out) as progress:
+    with _terminable(), _progress(out) as progress:
         image = images.build(recipe_folder(recipe), name=name, progress=progress)
     _show(out, images, image, "built")
 
@@ -113,7 +114,7 @@ def import_(
     """
     out = output.begin(as_json)
     images = _images()
-    with _progress(out) as progress:
+    with _terminable(), _progress(out) as progress:
         image = images.import_(file, name, progress)
     _show(out, images, image, "imported")
 
@@ -134,6 +135,20 @@ def remove(reference: ReferenceArgument, as_json: JsonFlag = False) -> None:
     out.result(
         {"reference": reference, "freed_bytes": freed}, f"removed {reference}, {_mib(freed)} freed"
     )
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that half an image is taken away."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # --- showing --------------------------------------------------------------------------------------

@@ -45,6 +45,16 @@ _STEP = re.compile(r"Unpacking |Setting up ")
 _NEWLY = re.compile(r"(\d+) newly installed")
 _ERROR = re.compile(r"E: |dpkg: error|.*No space left on device")
 
+_LOOK_EVERY_S = 0.1
+
+_GROUP = """
+exec 3<&0
+trap 'trap : TERM; kill -TERM 0; wait' TERM
+"$@" <&3 3<&- &
+wait $!
+"""
+"""Passes a death signal on to all that mmdebstrap started: alone it would wait for them."""
+
 _OURS = ".vmsandbox"
 _MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
 _DPKG = (
@@ -148,23 +158,22 @@ def running(
     It runs in a process group of its own, so that Ctrl-C reaches it once and through us, and under
     a death signal, so that it also cleans up when we are killed.
     """
-    process = subprocess.Popen(
-        [locate("setpriv"), "--pdeathsig", "TERM", locate(command[0]), *command[1:]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=env,
-        process_group=0,
-    )
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [locate("setpriv"), "--pdeathsig", "TERM", "sh", "-c", _GROUP, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,  # no pipe: it would break if we were killed, in the midst of cleaning up
+            env=env,
+            process_group=0,
+        )
     assert process.stdin
     assert process.stdout
-    assert process.stderr
-    follower = threading.Thread(target=_follow, args=(process.stderr, log, progress), daemon=True)
-    follower.start()
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(source_list.encode())
-        yield process.stdout
+        with _following(log, progress):
+            yield process.stdout
     except tarfile.TarError:
         pass  # the stream broke off; the log says why
     except BaseException:
@@ -173,9 +182,31 @@ def running(
     finally:
         process.stdout.close()
         code = process.wait()
-        follower.join()
     if code:
         raise failure("mmdebstrap", code, _last_words(log), str(log))
+
+
+@contextlib.contextmanager
+def _following(log: Path, progress: Progress) -> Iterator[None]:
+    """Report what the log says while it grows."""
+    ended = threading.Event()
+    follower = threading.Thread(target=_follow, args=(log, ended, progress), daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+
+
+def _follow(log: Path, ended: threading.Event, progress: Progress) -> None:
+    phases, rest = Phases(), ""
+    with log.open(errors="replace") as file:
+        while not ended.wait(_LOOK_EVERY_S):
+            *lines, rest = (rest + file.read()).split("\n")
+            for line in lines:
+                if news := phases.read(line):
+                    progress(*news)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -186,16 +217,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             process.wait(CLEAN_UP_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _follow(lines: IO[bytes], log: Path, progress: Progress) -> None:
-    phases = Phases()
-    with log.open("wb") as file:
-        for line in lines:
-            file.write(line)
-            file.flush()
-            if news := phases.read(line.decode(errors="replace")):
-                progress(*news)
 
 
 def _last_words(log: Path) -> str:

@@ -34,7 +34,7 @@ def locate(name: str) -> str:
         raise HostProblem(
             "program_missing",
             f"{name} is not installed",
-            hint=f"sudo apt-get install {PACKAGES[name]}",
+            hint=f"sudo apt-get install {PACKAGES.get(name, name)}",
         )
     return path
 
