@@ -434,6 +434,7 @@ class SandboxRecord(Value):
     cold: bool = Field(default=False, description="boot from the image, use no template")
     template: str | None = Field(default=None, description="what the guest was cloned from")
     snapshot: Snapshot | None = None
+    guest_made: bool = Field(default=False, description="its guest runs and was sent its seed")
     base_in_guest: bool = Field(default=False, description="the worktree was unpacked in the guest")
     task_started: bool = Field(default=False, description="the guest has said that the task runs")
     collected: bool = Field(default=False, description="what the task did is up for review")

@@ -38,6 +38,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 _V = TypeVar("_V", bound=BaseModel)
 _EVENTS_MAX_BYTES = 4 * 1024 * 1024
 _PROBE_S = 0.25
+_GONE = ".gone-"
 
 
 def state_root() -> Path:
@@ -447,12 +448,26 @@ class Store:
         freed = folder.allocated_bytes()
         with contextlib.suppress(FileNotFoundError):
             folder.record.unlink()  # from here on it is a leftover and no longer a sandbox
-        shutil.rmtree(folder.path, ignore_errors=True)
-        if folder.path.exists():
-            raise HostProblem(
-                "delete_failed", f"cannot delete {folder.path}", evidence=str(folder.path)
-            )
+        leaving = _out_of_sight(folder.path)
+        shutil.rmtree(leaving, ignore_errors=True)
+        if leaving.exists():
+            raise HostProblem("delete_failed", f"cannot delete {leaving}", evidence=str(leaving))
         return freed
+
+
+def _out_of_sight(path: Path) -> Path:
+    """Renamed, so that nobody makes a lock anew in a folder that is just being emptied."""
+    if path.name.startswith(_GONE):
+        return path
+    leaving = path.with_name(f"{_GONE}{path.name}")
+    try:
+        return path.rename(leaving)
+    except FileNotFoundError:
+        return leaving
+    except OSError as error:
+        raise HostProblem(
+            "delete_failed", f"cannot delete {path}: {error.strerror}", evidence=str(path)
+        ) from error
 
 
 def _can_listen(address: str) -> bool:

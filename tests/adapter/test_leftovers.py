@@ -11,12 +11,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import uuid4, uuid5
 
 import pytest
 
-from tests.adapter.left import Leave, put_up, seen
+from tests.adapter.left import Leave, described, put_up, seen
 from tests.repositories import Repository
+from tests.tiny_guests import TinyGuest
 from tests.waiting import wait_until
 from vmsandbox import worktree
 from vmsandbox.errors import HostProblem, UsageProblem
@@ -33,6 +34,7 @@ from vmsandbox.sandbox import (
     delete_sandbox,
     observe,
     stop_sandbox,
+    templates,
 )
 from vmsandbox.sandbox.ending import Quiet
 from vmsandbox.store import locked
@@ -266,6 +268,30 @@ def test_cleanup_touches_nothing_that_anybody_may_miss(
         with contextlib.suppress(HostProblem):
             clean_up(blind, dry_run=False)
     assert all(left.folder.record.exists() for left in kept)
+
+
+def test_a_template_is_its_makers_and_removed_when_he_is_gone(
+    rooms: Rooms, facts: LibvirtFacts
+) -> None:
+    """A guest that is being frozen has no record; a lock tells whether anybody still wants it."""
+    guest = described(rooms, facts)
+    name, folder = guest.spec.id, rooms.store.folder(guest.spec.id).path
+    making = rooms.store.templates / f".making-{name}"
+    making.mkdir()
+    (making / "ram").write_bytes(bytes(8192))
+    uuid = str(uuid5(templates._NAMESPACE, f"{rooms.store.path}\0{name}"))
+    marks = {"id": f"template-{name}", "uuid": uuid}
+    marks["name"] = f"{templates.DOMAIN_PREFIX}{uuid[:8]}"
+    rooms.hypervisor.start(TinyGuest(guest.spec.model_copy(update=marks)).xml)
+    shutil.rmtree(folder)
+    with locked(rooms.store.templates / f"{name}.lock"):
+        assert clean_up(rooms, dry_run=False) == []
+        assert rooms.guest_alive(uuid)
+    assert seen(clean_up(rooms, dry_run=True)) == {("template", making.name, "would go")}
+    assert seen(clean_up(rooms, dry_run=False)) == {("template", making.name, "removed")}
+    assert rooms.guest_alive(uuid) is False
+    assert not list(rooms.store.templates.iterdir())
+    assert clean_up(rooms, dry_run=False) == []
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from vmsandbox import review, worktree
 from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.guest import Deadline
 from vmsandbox.model import ChangeSet, ResultRecord, ResultState, SandboxState, Value
+from vmsandbox.sandbox import templates
 from vmsandbox.sandbox.attention import ASK, NOW, request_end
 from vmsandbox.sandbox.life import GRACE_S, Manager
 from vmsandbox.sandbox.rooms import Rooms
@@ -172,12 +173,13 @@ def _domains_of(rooms: Rooms, folder: SandboxFolder) -> list[str]:
 
 
 def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
-    """Remove decided and empty sandboxes, half-made folders, orphaned guests, unused snapshots,
-    logs of guests that are gone for good.
+    """Remove decided and empty sandboxes, half-made folders and templates, orphaned guests, unused
+    snapshots, logs of guests that are gone for good.
 
     Never touches what runs, what is managed, nor a result that waits for a decision.
     """
     cleaned = _clean_domains(rooms, dry_run=dry_run)
+    cleaned += _clean_templates(rooms, dry_run=dry_run)
     cleaned += [
         item
         for folder in rooms.store.folders()
@@ -227,7 +229,7 @@ def _clean_domains(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     found = []
     # The guests first, then the records: a record is written before its guest is started.
     for guest in rooms.guests():
-        if rooms.store.folder(guest.name.removeprefix("vmsandbox-")).record.exists():
+        if _is_of_template(guest.name) or _folder_of(rooms, guest.name).record.exists():
             continue
         outcome = "would go"
         if not dry_run:
@@ -236,6 +238,32 @@ def _clean_domains(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
             outcome = "removed" if was_there else "already gone"
         found.append(
             Cleaned(kind="guest", what=guest.name, outcome=outcome, detail="has no sandbox")
+        )
+    return found
+
+
+def _folder_of(rooms: Rooms, domain: str) -> SandboxFolder:
+    return rooms.store.folder(domain.removeprefix("vmsandbox-"))
+
+
+def _is_of_template(domain: str) -> bool:
+    return domain.startswith(templates.DOMAIN_PREFIX)
+
+
+def _clean_templates(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
+    """Half-made ones, with the guest that was to be frozen. Whole ones are worth their space."""
+    found = []
+    for template in templates.abandoned(rooms):
+        freed = allocated_bytes(template.path) if dry_run else templates.remove(rooms, template)
+        outcome = "would go" if dry_run else "removed"
+        found.append(
+            Cleaned(
+                kind="template",
+                what=template.path.name,
+                outcome=outcome,
+                detail="half made",
+                freed_bytes=freed,
+            )
         )
     return found
 
@@ -279,7 +307,7 @@ def _clean_logs(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     """What libvirt wrote about guests whose folder is gone."""
     found = []
     for name in rooms.hypervisor.logged(rooms.store.sandboxes):
-        if rooms.store.folder(name.removeprefix("vmsandbox-")).path.exists():
+        if _is_of_template(name) or _folder_of(rooms, name).path.exists():
             continue
         if not dry_run:
             rooms.forget_logs(name)

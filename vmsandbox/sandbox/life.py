@@ -135,17 +135,22 @@ class Manager:
     def finish(self) -> Report:
         """End the task of a guest that nobody manages, collect what it did, stop the guest."""
         with self._answering_for_failure():
-            guest = self.ensure_guest()
-            status = guest.task_status()
-            if status is not None and status.state == "running":
-                guest.stop_task(self.folder.id, grace_s=GRACE_S)
-            if status is None:
+            if not (self.folder.read_record().base_in_guest and self._finish_task()):
                 self._cancel("stopped before it began")
-            if self.folder.read_record().base_in_guest:
-                self._ensure_task()
-                self.collect()
             self.stop()
         return self.report()
+
+    def _finish_task(self) -> bool:
+        """End the task and collect; False if it never began."""
+        guest = self.ensure_guest()
+        status = guest.task_status()
+        if status is None and not self.folder.read_record().task_started:
+            return False
+        if status is not None and status.state == "running":
+            guest.stop_task(self.folder.id, grace_s=GRACE_S)
+        self._ensure_task()
+        self.collect()
+        return True
 
     # --- being asked to end ---------------------------------------------------------------------
 
@@ -220,7 +225,7 @@ class Manager:
     def ensure_guest(self) -> Guest:
         """A guest that runs and answers: the one there is, else booted (again) from its disk."""
         record = self.folder.read_record()
-        alive = self.rooms.guest_runs(record)
+        alive = self.rooms.guest_runs(record) and record.guest_made
         if record.state in setbacks.LIVE and not alive:
             self._become(SandboxState.FAILED)  # it was, while nobody looked
         if not alive:
@@ -268,16 +273,20 @@ class Manager:
         image = self.rooms.images.resolve(record.image_digest)
         host = self.rooms.host_facts(image)
         plan = plan_of(record, self.folder, self.rooms.store.path, image, host, owner_uid())
-        self._become(SandboxState.STARTING)
-        self._check_ending()
+        record = self._become(SandboxState.STARTING, guest_made=False)
         self._rebooted = record.base_in_guest
+        self.rooms.end_guest(record.domain_uuid)  # one that was never sent its seed
+        if not record.base_in_guest:  # nothing is on its disk, perhaps not even all of a disk
+            self.folder.overlay.unlink(missing_ok=True)
         start.start_guest(
             self.rooms,
-            self.folder.read_record(),
+            record,
             plan,
             self.folder,
             cloned_from=lambda template: self._change(template=template),
+            check=self._check_ending,
         )
+        self._change(guest_made=True)
 
     def _connect(self, record: SandboxRecord) -> Guest:
         self._disconnect()

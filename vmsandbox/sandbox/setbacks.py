@@ -46,10 +46,11 @@ def failed(record: SandboxRecord, error: VmsandboxError, console: Path) -> dict[
 def taken_up(record: SandboxRecord) -> dict[str, Any]:
     """What changes in a record whose life is taken up again.
 
-    A task that never began has its whole life before it, unless somebody has cancelled it.
+    A task that never began has its whole life before it, also if it was cancelled then.
     """
-    begins = not record.task_started and not record.cancelled
-    return {"failure": None, "exec_result": None if begins else record.exec_result}
+    if record.task_started:
+        return {"failure": None}
+    return {"failure": None, "exec_result": None, "cancelled": False}
 
 
 def guest_gone(record: SandboxRecord, detail: str, console: Path) -> GuestProblem:

@@ -48,12 +48,14 @@ def start_guest(
     folder: SandboxFolder,
     *,
     cloned_from: Callable[[str], object],
+    check: Callable[[], object] = lambda: None,
 ) -> None:
     """Start the domain of a sandbox, running and with its seed on the way.
 
     A disk that is there already is booted again. Otherwise the guest is cloned, unless the record
     says cold; `cloned_from` is told the template's name before anything depends on it. A template
-    that cannot be made or used is only a note: then the start is cold. Raises HostProblem.
+    that cannot be made or used is only a note: then the start is cold. Raises HostProblem, and what
+    `check` raises, which is called while it waits.
     """
     _write_keys(plan, folder)
     spec = _spec(rooms, plan, folder)
@@ -62,10 +64,12 @@ def start_guest(
         return
     if not (record.cold or plan.image.cloud_init):
         try:
-            _clone(rooms, plan, folder, spec, cloned_from)
+            template = templates.ensure(rooms, spec, plan.image, plan.host, check)
+            _clone(rooms, plan, folder, spec, template, cloned_from)
             return
         except VmsandboxError as error:
             _undo_clone(rooms, plan, folder)
+            check()
             if error.code in _NO_FALLBACK:
                 raise
             rooms.note(f"starting cold: no template could be used: {error.message}")
@@ -123,9 +127,9 @@ def _clone(
     plan: LaunchPlan,
     folder: SandboxFolder,
     spec: DomainSpec,
+    template: Template,
     cloned_from: Callable[[str], object],
 ) -> None:
-    template = templates.ensure(rooms, spec, plan.image, plan.host)
     cloned_from(template.path.name)
     if not template.is_whole():  # removed before the record kept it
         raise HostProblem("template_gone", f"template {template.path.name} was just removed")

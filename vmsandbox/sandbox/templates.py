@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
 from vmsandbox.hypervisor import migration
 from vmsandbox.model import Digest, HostFacts, Image, Value, digest_of, now
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
-from vmsandbox.store import allocated_bytes, locked, read_value, write_value
+from vmsandbox.store import allocated_bytes, is_locked, locked, read_value, write_value
 
 _WAITING = b"vmsandbox: waiting for the seed"
 _BOOT_S = 180.0
@@ -34,6 +34,10 @@ _IDLE_WINDOW_S = 0.5
 _IDLE_SHARE = 0.05
 _NAMESPACE = uuid.UUID("0d9a6f43-3c9c-4d0c-8a8e-5a1f6d6b7c11")
 _MIB = 1024 * 1024
+_MAKING = ".making-"
+_ID = "template-"
+DOMAIN_PREFIX = f"vmsandbox-{_ID}"
+"""Names of domains that live only while a template is made of them."""
 
 
 class TemplateRecord(Value):
@@ -177,11 +181,18 @@ def clone_spec(spec: DomainSpec, template: Template, image: Image, host: HostFac
 # --- making one -----------------------------------------------------------------------------------
 
 
-def ensure(rooms: Rooms, spec: DomainSpec, image: Image, host: HostFacts) -> Template:
+def ensure(
+    rooms: Rooms,
+    spec: DomainSpec,
+    image: Image,
+    host: HostFacts,
+    check: Callable[[], object] = lambda: None,
+) -> Template:
     """The whole template of this machine, made now if there is none; parallel callers wait for one.
 
-    Raises GuestProblem ``template_unsupported``, ``boot_timeout``; HostProblem ``host_disk_full``,
-    ``qemu_failed`` and what else a start raises. Nothing half-made is left.
+    `check` is called all the while, and ends the waiting by what it raises. Raises GuestProblem
+    ``template_unsupported``, ``boot_timeout``; HostProblem ``host_disk_full``, ``qemu_failed`` and
+    what else a start raises. Nothing half-made is left.
     """
     template = template_at(rooms, spec, image, host)
     if template.is_whole():
@@ -192,27 +203,44 @@ def ensure(rooms: Rooms, spec: DomainSpec, image: Image, host: HostFacts) -> Tem
             f"{image.name} takes its seed from a disk only: no template can be made of it",
             hint="vmsandbox run --cold …",
         )
-    with locked(template.lock):
+    with _turn(template.lock, check):
         if not template.is_whole():
             rooms.note(
                 f"making a template of {image.name} ({spec.vcpus} CPU, {spec.memory_mib} MiB);"
                 " later starts are clones of it"
             )
-            _make(rooms, template, spec, image, host)
+            _make(rooms, template, spec, image, host, check)
     return template
 
 
+@contextlib.contextmanager
+def _turn(lock: Path, check: Callable[[], object]) -> Iterator[None]:
+    """Wait for whoever makes it now."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            check()
+            with contextlib.suppress(BlockingIOError):
+                stack.enter_context(locked(lock, wait=False))
+                break
+        yield
+
+
 def _make(
-    rooms: Rooms, template: Template, spec: DomainSpec, image: Image, host: HostFacts
+    rooms: Rooms,
+    template: Template,
+    spec: DomainSpec,
+    image: Image,
+    host: HostFacts,
+    check: Callable[[], object],
 ) -> None:
     started = time.monotonic()
-    making = Template(template.path.with_name(f".making-{template.path.name}"))
+    making = Template(template.path.with_name(f"{_MAKING}{template.path.name}"))
     machine = _template_spec(rooms, making, spec, image, host)
     rooms.hypervisor.destroy(machine.uuid)  # of a maker that was killed
     shutil.rmtree(making.path, ignore_errors=True)
     making.path.mkdir(mode=0o711)
     try:
-        _freeze(rooms, making, machine, image, host)
+        _freeze(rooms, making, machine, image, host, check)
         record = TemplateRecord(
             fingerprint=fingerprint(spec, image, host),
             image_name=image.name,
@@ -239,12 +267,12 @@ def _make(
 def _template_spec(
     rooms: Rooms, making: Template, spec: DomainSpec, image: Image, host: HostFacts
 ) -> DomainSpec:
-    name = making.path.name.removeprefix(".making-")
+    name = making.path.name.removeprefix(_MAKING)
     uuid_ = _domain_uuid(rooms, name)
     return spec.model_copy(
         update={
-            "id": f"template-{name}",
-            "name": f"vmsandbox-template-{uuid_[:8]}",
+            "id": f"{_ID}{name}",
+            "name": _domain_name(uuid_),
             "uuid": uuid_,
             "owner_uid": owner_uid(),
             "disk": making.disk,
@@ -264,8 +292,17 @@ def _domain_uuid(rooms: Rooms, name: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{name}"))
 
 
+def _domain_name(uuid_: str) -> str:
+    return f"{DOMAIN_PREFIX}{uuid_[:8]}"
+
+
 def _freeze(
-    rooms: Rooms, making: Template, machine: DomainSpec, image: Image, host: HostFacts
+    rooms: Rooms,
+    making: Template,
+    machine: DomainSpec,
+    image: Image,
+    host: HostFacts,
+    check: Callable[[], object],
 ) -> None:
     """Boot until the guest waits for its seed and is idle; keep its RAM, state and disk."""
     with making.ram.open("wb") as ram:
@@ -277,7 +314,7 @@ def _freeze(
     making.ram.chmod(0o600)
     rooms.hypervisor.start(domain_xml(machine))
     try:
-        _wait_waiting(rooms, making, machine)
+        _wait_waiting(rooms, making, machine, check)
         _wait_idle(rooms, machine)
         rooms.hypervisor.pause(machine.uuid)
         migration.save_state(rooms.hypervisor, machine.uuid, making.socket, making.state)
@@ -287,9 +324,12 @@ def _freeze(
     making.console.unlink(missing_ok=True)
 
 
-def _wait_waiting(rooms: Rooms, making: Template, machine: DomainSpec) -> None:
+def _wait_waiting(
+    rooms: Rooms, making: Template, machine: DomainSpec, check: Callable[[], object]
+) -> None:
     deadline = Deadline(_BOOT_S)
     while _WAITING not in _read(making.console):
+        check()
         if rooms.guest_alive(machine.uuid) is False:
             raise _no_template(rooms, making, machine, "it went away while it booted")
         if deadline.passed():
@@ -362,16 +402,32 @@ def unused(rooms: Rooms) -> list[Template]:
     return [template for template in _folders(rooms) if template.path.name not in used]
 
 
+def abandoned(rooms: Rooms) -> list[Template]:
+    """What makers that were killed left half-made, files or a guest; not what is made now."""
+    owned = rooms.hypervisor.list_owned(rooms.store.path)
+    names = {guest.id.removeprefix(_ID) for guest in owned if guest.id.startswith(_ID)}
+    found = (template.path.name for template in _folders(rooms))
+    names |= {name.removeprefix(_MAKING) for name in found if name.startswith(_MAKING)}
+    half_made = [Template(rooms.store.templates / f"{_MAKING}{name}") for name in sorted(names)]
+    return [making for making in half_made if not is_locked(_lock_of(making))]
+
+
+def _lock_of(template: Template) -> Path:
+    """Also of one that is being made."""
+    return template.path.with_name(f"{template.path.name.removeprefix(_MAKING)}.lock")
+
+
 def remove(rooms: Rooms, template: Template) -> int:
     """Remove a template that nobody uses; returns the bytes it took, 0 if it is being made now."""
-    name = template.path.name.removeprefix(".making-")
-    lock = template.path.with_name(f"{name}.lock")
+    lock = _lock_of(template)
     try:
         with locked(lock, wait=False):
             freed = allocated_bytes(template.path)
             template.record.unlink(missing_ok=True)  # from here on it is found no more
+            uuid_ = _domain_uuid(rooms, template.path.name.removeprefix(_MAKING))
             with contextlib.suppress(VmsandboxError):
-                rooms.hypervisor.destroy(_domain_uuid(rooms, name))
+                rooms.end_guest(uuid_)
+            rooms.forget_logs(_domain_name(uuid_))
             shutil.rmtree(template.path, ignore_errors=True)
             lock.unlink(missing_ok=True)
             return freed
