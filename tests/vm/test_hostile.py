@@ -22,9 +22,14 @@ class Victim(NamedTuple):
     project: Repository
     proof: Path
 
+    @property
+    def make_proof(self) -> str:
+        """A command that makes the proof, whatever arguments it is given."""
+        return f"touch {self.proof}; :"
+
     def run(self, script: str, *options: str) -> Answer:
         """A task that runs `script`, in which $PROOF is a command that makes the proof."""
-        env = ("--env", f"PROOF=touch {self.proof}")
+        env = ("--env", f"PROOF={self.make_proof}")
         command = ("sh", "-euxc", script)
         return self.state("run", "--json", *options, *env, "--", *command, cwd=self.project.path)
 
@@ -32,7 +37,8 @@ class Victim(NamedTuple):
 @pytest.fixture
 def victim(shared_state: State, tmp_path: Path) -> Iterator[Victim]:
     files: dict[str, str | bytes] = {"README": "hello\n", "src/main.c": "int main;\n"}
-    project = Repository.create(tmp_path / "project", files)
+    config = {"vmsandbox.toml": '[result]\nmax_size = "4M"\n'}
+    project = Repository.create(tmp_path / "project", files | config)
     proof = Path("/tmp") / f"vmsandbox-proof-{secrets.token_hex(8)}"
     before = fingerprint(project.path, without=frozenset())
     yield Victim(shared_state, project, proof)
@@ -88,7 +94,8 @@ cd "$1"
 rm -rf .git
 ln -s / .git
 for config in /var/lib/vmsandbox/*.git/config /etc/gitconfig /root/.gitconfig; do
-    printf '[core]\nfsmonitor = %s\nhooksPath = /tmp\n[diff]\nexternal = %s\n' "$2" "$2" >> $config
+    printf '[core]\nfsmonitor = "%s"\nhooksPath = /tmp\n[diff]\nexternal = "%s"\n' "$2" "$2" \
+        >> $config
 done
 echo '* filter=x' >> /var/lib/vmsandbox/collect.git/info/attributes
 touch /var/lib/vmsandbox/collect.git/index.lock
@@ -115,7 +122,7 @@ def test_an_armed_result_is_flagged_and_harmless(victim: Victim, tmp_path: Path)
     assert sorted(path.name for path in target.iterdir() if path.name.lower() == ".git") == [".git"]
 
     sabotage = ("exec", "-i", "--root", "armed", "--", "sh", "-eus", victim.project.path)
-    done = fed(state, SABOTAGE, *sabotage, f"touch {victim.proof}")
+    done = fed(state, SABOTAGE, *sabotage, victim.make_proof)
     assert done.code == 0, done.err
     state.ok("stop", "armed")
     assert changes_of(state, "armed").keys() == {*FLAGS, "README"}
@@ -167,12 +174,10 @@ def test_a_hostile_result_is_refused_by_name(victim: Victim) -> None:
     """Once crafted by a collection that is not ours; after a reboot, which brings ours back, as it
     lies on the disk."""
     state = victim.state
-    victim.project.write("vmsandbox.toml", '[result]\nmax_size = "4M"\n')
-    before = fingerprint(victim.project.path, without=frozenset())
     said = assert_refused(victim.run(REFUSED, "--name", "refused"), "result_hostile", 125)
     for path in ("../config", ".GIT/config", r'".g\342\200\214it/config"'):
         assert f"{path}: " in said
-    assert_plain(said)
+    assert_plain(said[said.index("error: ") :])
     assert_nothing_to_apply(state)
 
     said = assert_refused(state("resume", "--json", "refused"), "result_hostile", 125)
@@ -183,10 +188,8 @@ def test_a_hostile_result_is_refused_by_name(victim: Victim) -> None:
     assert (found["state"], found["failure"]["code"]) == ("failed", "result_hostile")
     trace = Trace.of(state, found["id"])
     assert trace.guest() == []
-    assert fingerprint(victim.project.path, without=frozenset()) == before
     state.ok("delete", "refused")
     assert trace.everything() == []
-    (victim.project.path / "vmsandbox.toml").unlink()
 
 
 def assert_nothing_to_apply(state: State) -> None:
