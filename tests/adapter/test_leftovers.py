@@ -126,6 +126,9 @@ def test_delete_finds_the_guest_without_a_record(rooms: Rooms, leave: Leave, dam
     left.folder.record.write_text("{")
     if damage == "gone":
         left.folder.record.unlink()
+    with pytest.raises(UsageProblem) as refused:
+        delete_sandbox(rooms, left.folder, force=False)
+    assert refused.value.code == "sandbox_live"
     delete_sandbox(rooms, left.folder, force=True)
     assert rooms.guest_alive(left.guest.uuid) is False
     assert not left.folder.path.exists()

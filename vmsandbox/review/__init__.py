@@ -14,7 +14,7 @@ from vmsandbox.review.applying import (
 )
 from vmsandbox.review.decisions import approve, approved_paths, decider, drop, stale
 from vmsandbox.review.inspection import ResultStore, inspect_result
-from vmsandbox.review.record import Ledger, abandon, present, read
+from vmsandbox.review.record import Ledger, abandon, latest, present, read
 from vmsandbox.review.show import Review, show
 from vmsandbox.selection import Selection
 from vmsandbox.target import Conflict
@@ -36,6 +36,7 @@ __all__ = [
     "decider",
     "drop",
     "inspect_result",
+    "latest",
     "present",
     "read",
     "show",

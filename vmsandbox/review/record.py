@@ -81,6 +81,13 @@ def read(folder: SandboxFolder) -> tuple[ChangeSet, ResultRecord]:
     return change_set, _current(record, change_set)
 
 
+def latest(folder: SandboxFolder) -> tuple[ChangeSet | None, ResultRecord]:
+    """As :func:`read`, where having no result is an answer."""
+    if not folder.change_set.exists():
+        return None, ResultRecord()
+    return read(folder)
+
+
 def _current(record: ResultRecord, change_set: ChangeSet) -> ResultRecord:
     """The record for this change set: itself, or a new one if it speaks of a former result.
 

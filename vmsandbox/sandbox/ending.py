@@ -15,14 +15,14 @@ from pathlib import Path
 from vmsandbox import review, worktree
 from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.guest import Deadline
-from vmsandbox.model import ChangeSet, ResultRecord, ResultState, SandboxState, Value
+from vmsandbox.model import ResultState, SandboxState, Value
 from vmsandbox.sandbox import templates
 from vmsandbox.sandbox.attention import ASK, NOW, request_end
 from vmsandbox.sandbox.life import GRACE_S, Manager
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.sandbox.status import Status, observe
-from vmsandbox.store import SandboxFolder, allocated_bytes, is_locked, locked, read_value
+from vmsandbox.store import SandboxFolder, allocated_bytes, is_locked, locked
 
 _POLL_S = 0.05
 _ASK_PATIENCE_S = GRACE_S + 600.0
@@ -111,23 +111,21 @@ def _ask_manager(folder: SandboxFolder, at_once: bool) -> None:
 
 def has_undecided_result(folder: SandboxFolder) -> bool:
     """Whether deleting this sandbox would throw a change set away that nobody decided on."""
-    result = read_value(folder.result_record, ResultRecord)
-    changes = read_value(folder.change_set, ChangeSet)
-    return bool(result and result.state in _UNDECIDED and changes and changes.changes)
+    change_set, result = review.latest(folder)
+    return bool(change_set and change_set.changes and result.state in _UNDECIDED)
 
 
 def delete_sandbox(rooms: Rooms, folder: SandboxFolder, *, force: bool) -> Cleaned:
     """Remove a sandbox and all that belongs to it. Raises UsageProblem ``sandbox_live``."""
-    if not force:
-        status = observe(folder, rooms.guest_alive)
-        if status.managed or status.guest_alive:
-            raise UsageProblem(
-                "sandbox_live",
-                f"sandbox {folder.id} is {status.state.value}",
-                hint=f"vmsandbox stop {folder.id}    (or: vmsandbox delete --force {folder.id})",
-            )
-    elif folder.manager_alive():
+    live = folder.manager_alive()
+    if force and live:
         _ask_manager(folder, at_once=True)
+    elif not force and (live or any(map(rooms.guest_alive, _domains_of(rooms, folder)))):
+        raise UsageProblem(
+            "sandbox_live",
+            f"sandbox {folder.id} is {observe(folder, rooms.guest_alive).state.value}",
+            hint=f"vmsandbox stop {folder.id}    (or: vmsandbox delete --force {folder.id})",
+        )
     return _remove(rooms, folder)
 
 
@@ -162,11 +160,14 @@ def _free(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
 
 
 def _domains_of(rooms: Rooms, folder: SandboxFolder) -> list[str]:
-    """As the record says; without one, as the mark on the domain or its process does."""
+    """As the record says; without one, as far as libvirt can be asked."""
     try:
         return [folder.read_record().domain_uuid]
     except HostProblem:
-        return [guest.uuid for guest in rooms.guests() if guest.name == f"vmsandbox-{folder.id}"]
+        with contextlib.suppress(HostProblem):
+            name = f"vmsandbox-{folder.id}"
+            return [guest.uuid for guest in rooms.guests() if guest.name == name]
+        return []
 
 
 # --- what nobody owns any more --------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
+from vmsandbox import review
 from vmsandbox.model import (
-    ChangeSet,
     Outcome,
-    ResultRecord,
     ResultState,
     SandboxState,
     Value,
 )
-from vmsandbox.store import SandboxFolder, read_value
+from vmsandbox.store import SandboxFolder
 
 
 class ResultSummary(Value):
@@ -66,10 +65,9 @@ def report_of(folder: SandboxFolder) -> Report:
 
 
 def _summary(folder: SandboxFolder) -> ResultSummary | None:
-    change_set = read_value(folder.change_set, ChangeSet)
+    change_set, result = review.latest(folder)
     if change_set is None:
         return None
-    result = read_value(folder.result_record, ResultRecord) or ResultRecord()
     return ResultSummary(
         state=result.state, digest=change_set.digest, changes=len(change_set.changes)
     )

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vmsandbox import review
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import (
-    ChangeSet,
     ExecResult,
     Failure,
     Limits,
-    ResultRecord,
     ResultState,
     SandboxRecord,
     SandboxState,
@@ -24,7 +23,7 @@ from vmsandbox.model import (
 )
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
-from vmsandbox.store import SandboxFolder, read_value
+from vmsandbox.store import SandboxFolder
 
 
 class Status(Value):
@@ -62,8 +61,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
     managed = folder.manager_alive()
     try:
         record = folder.read_record()
-        result = read_value(folder.result_record, ResultRecord) or ResultRecord()
-        change_set = read_value(folder.change_set, ChangeSet)
+        change_set, result = review.latest(folder)
     except HostProblem as error:
         return Status(
             id=folder.id,
