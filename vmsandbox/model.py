@@ -444,6 +444,25 @@ class SandboxRecord(Value):
     cancelled: bool = False
 
 
+class MeasuredCost(Value):
+    """What one more guest of this size took of this host; medians over `guests` of them."""
+
+    image_digest: Digest
+    cpus: int
+    memory_mib: int
+    start: Literal["clone", "cold"]
+    workload: str | None = Field(default=None, description="what each ran first; None: idle")
+    accelerator: str
+    guests: int
+    memory_bytes: int = Field(description="the larger of MemAvailable's drop and private memory")
+    pss_bytes: int
+    private_bytes: int
+    disk_bytes: int
+    first_command_s: float
+    idle_cpu_share: float | None = Field(default=None, description="of one core")
+    measured_at: datetime = Field(default_factory=now)
+
+
 class LaunchPlan(Value):
     """All that a start will do, decided before anything is done; `run --plan` prints it."""
 

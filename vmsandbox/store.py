@@ -304,6 +304,7 @@ class Store:
     sandboxes = _File("sandboxes")
     worktrees = _File("worktrees")  # private snapshot stores
     cache = _File("cache")  # host facts; safe to delete
+    costs = _File("cache/costs.json")  # what guests took of this host; density/costs.py alone
     lock = _File("lock")  # names and addresses are given under it
 
     def folder(self, id_: str) -> SandboxFolder:

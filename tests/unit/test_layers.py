@@ -34,6 +34,7 @@ FLOORS: Mapping[str, int] = {
     "doctor": 3,
     "review": 3,
     "sandbox": 3,
+    "density": 4,
     "cli": 5,
     "__main__": 5,
 }
@@ -49,6 +50,7 @@ LIBRARY_OWNERS: Mapping[str, frozenset[str]] = {
     "pycdlib": frozenset({"seed"}),
     "cryptography": frozenset({"seed"}),
     "platformdirs": frozenset({"store"}),
+    "matplotlib": frozenset({"density"}),
     "typer": frozenset({"cli"}),
     "rich": frozenset({"cli"}),
 }

@@ -53,9 +53,9 @@ def top(
 
 
 def _register() -> None:
-    from vmsandbox.cli import doctor, guest, image, life, review, run
+    from vmsandbox.cli import density, doctor, guest, image, life, review, run
 
-    for module in (run, life, guest, review, doctor):
+    for module in (run, life, guest, review, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
 
