@@ -141,11 +141,11 @@ def test_an_accepting_port_without_a_server_says_so(loopback: LoopbackGuest) -> 
         guest.connect(Deadline(1))
 
 
-def test_a_forward_that_swallows_the_first_connections_is_no_obstacle(
+def test_a_forward_that_swallows_the_first_connection_is_no_obstacle(
     loopback: LoopbackGuest,
 ) -> None:
     with (
-        like_a_host_forward(loopback.endpoint, silent=2) as forward,
+        like_a_host_forward(loopback.endpoint, silent=1) as forward,
         loopback.guest(endpoint=forward) as guest,
     ):
         guest.connect(Deadline(20))
@@ -289,6 +289,29 @@ def test_waiting_can_be_interrupted_from_another_thread(guest: Guest) -> None:
     assert deadline.elapsed() < 10
     guest.resume()
     assert guest.run(["true"]).code == 0
+
+
+def test_an_interrupt_does_not_wait_for_a_handshake(loopback: LoopbackGuest) -> None:
+    port = free_port()
+    with (
+        socket.create_server(("127.0.0.1", port)) as listener,
+        loopback.guest(endpoint=elsewhere(port)) as guest,
+    ):
+
+        def speaks_once_and_interrupts() -> None:
+            near, _ = listener.accept()
+            with near:
+                near.sendall(b"SSH-2.0-stuck\r\n")
+                near.recv(100)
+                guest.interrupt()
+
+        thread = threading.Thread(target=speaks_once_and_interrupts)
+        thread.start()
+        deadline = Deadline(30)
+        with pytest.raises(Interrupted):
+            guest.connect(deadline)
+        thread.join()
+    assert deadline.elapsed() < 10
 
 
 # --- the system's client --------------------------------------------------------------------------

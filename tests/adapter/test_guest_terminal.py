@@ -8,6 +8,7 @@ import signal
 import struct
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ class Person:
     def types(self, text: bytes) -> None:
         os.write(self.keyboard, text)
 
+    def sees(self, text: bytes) -> bool:
+        deadline = Deadline(5)
+        while text not in self.seen and not deadline.passed():
+            time.sleep(0.01)
+        return text in self.seen
+
     def modes(self) -> list[Any]:
         return termios.tcgetattr(self.terminal)
 
@@ -94,7 +101,7 @@ def test_a_command_gets_a_terminal_of_our_size_and_ours_is_restored(
     user.size(101, 37)
     before = user.modes()
     assert user.at(guest, "test -t 0 && test -t 1 && stty size; exit 5") == 5
-    assert b"37 101\r\n" in user.seen
+    assert user.sees(b"37 101\r\n")
     assert user.modes() == before
 
 
@@ -108,7 +115,7 @@ def test_control_c_reaches_the_guest_and_not_us(
 def test_what_is_typed_arrives(guest: Guest, person: Callable[..., Person]) -> None:
     user = person(lambda user: user.types(b"hello\r"))
     assert user.at(guest, 'stty -echo; echo ready; read line; echo "<$line>"') == 0
-    assert b"<hello>\r\n" in user.seen
+    assert user.sees(b"<hello>\r\n")
 
 
 def test_a_new_window_size_is_passed_on(guest: Guest, person: Callable[..., Person]) -> None:
@@ -119,7 +126,7 @@ def test_a_new_window_size_is_passed_on(guest: Guest, person: Callable[..., Pers
     user = person(resizes)
     wait = "while [ \"$(stty size)\" = '24 80' ]; do sleep 0.05; done"
     assert user.at(guest, f"echo ready; {wait}; stty size") == 0
-    assert b"50 120\r\n" in user.seen
+    assert user.sees(b"50 120\r\n")
     assert signal.getsignal(signal.SIGWINCH) == signal.SIG_DFL
 
 

@@ -11,7 +11,7 @@ from vmsandbox.guest.channel import Completed, Stream
 from vmsandbox.guest.connection import Interrupted
 from vmsandbox.guest.openssh import known_hosts_line, ssh_argv, ssh_config
 from vmsandbox.guest.ready import Requirement, wait_ready
-from vmsandbox.guest.session import Guest
+from vmsandbox.guest.session import Guest, check_task
 from vmsandbox.guest.task import TaskSpec
 from vmsandbox.guest.terminal import Terminal
 
@@ -26,6 +26,7 @@ __all__ = [
     "Stream",
     "TaskSpec",
     "Terminal",
+    "check_task",
     "known_hosts_line",
     "ssh_argv",
     "ssh_config",

@@ -60,16 +60,22 @@ class Connection:
         self._host_key = base64.b64decode(host_key.split()[1])
         self._lock = threading.RLock()
         self._transport: paramiko.Transport | None = None
+        self._opening: paramiko.Transport | None = None
         self._knocker = Knocker(endpoint)
         self._interrupted = False
 
     def close(self) -> None:
-        """Close the connection, and with it every channel. It may be made again."""
-        if transport := self._transport:
-            transport.close()
-            self._transport = None
-        with self._lock:
+        """Close the connection, and with it every channel. It may be made again.
+
+        Never waits: a thread that is just connecting holds the lock, and finds out by itself.
+        """
+        for transport in (self._transport, self._opening):
+            if transport:
+                transport.close()
+        self._transport = None
+        if self._lock.acquire(blocking=False):
             self._knocker.close()
+            self._lock.release()
 
     def interrupt(self) -> None:
         """Make every wait on this guest, now and later, raise :class:`Interrupted`."""
@@ -132,7 +138,7 @@ class Connection:
         with contextlib.ExitStack() as undo:
             sock = self._knocker.knock(deadline)
             undo.callback(sock.close)
-            transport = paramiko.Transport(sock)
+            transport = self._opening = paramiko.Transport(sock)
             undo.callback(transport.close)
             _choose_algorithms(transport)
             # What happens from here costs the guest real work: it gets all the time there is.
@@ -147,6 +153,7 @@ class Connection:
             except FOREIGN as error:
                 raise NotYet(f"the SSH handshake failed: {error or 'end of file'}") from error
             transport.set_keepalive(_KEEPALIVE_S)
+            self.check_interrupted()
             undo.pop_all()
             return transport
 

@@ -285,6 +285,12 @@ class Guest:
             return self._connection.channel(deadline)
 
 
+def check_task(spec: TaskSpec) -> None:
+    """Raise UsageProblem ``command_too_long`` or ``command_invalid`` for what no guest could be
+    told."""
+    command_line(task.start_argv(spec))
+
+
 def _answer(
     command: Command,
     stdin: bytes | Iterable[bytes],
