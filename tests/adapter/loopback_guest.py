@@ -99,7 +99,8 @@ def loopback_guest(folder: Path) -> Iterator[LoopbackGuest]:
     (folder / "authorized_keys").write_text(f"{client.public}\n")
     with _own_cgroup() as cgroup:
         config = _write_config(folder, port, cgroup or folder / "no-cgroups")
-        with _separation_folder(), _sshd(folder, config, port) as process:
+        _make_separation_folder()
+        with _sshd(folder, config, port) as process:
             endpoint = Endpoint(address="127.0.0.1", port=port)
             yield LoopbackGuest(endpoint, client, host, folder, process)
 
@@ -125,16 +126,10 @@ def _write_config(folder: Path, port: int, cgroup: Path) -> Path:
     return config
 
 
-@contextlib.contextmanager
-def _separation_folder() -> Iterator[None]:
-    """sshd as root wants its empty folder, which a boot would have made."""
-    path = Path("/run/sshd")
-    missing = os.geteuid() == 0 and not path.exists()
-    if missing:
-        path.mkdir(mode=0o755)
-    yield
-    if missing:
-        path.rmdir()
+def _make_separation_folder() -> None:
+    """sshd as root wants its empty folder, which a boot would have made; others may use it, too."""
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
 
 
 @contextlib.contextmanager
