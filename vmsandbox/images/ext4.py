@@ -37,6 +37,10 @@ FEATURES = (
 _CONFIG = "[fs_types]\n\text4 = {\n\t}\n"
 """In place of the host's mke2fs.conf."""
 
+_RESERVED_PERCENT = "2"
+"""Kept for root, so that a result can be collected from a disk that its task has filled. When the
+file system grows, the kernel goes on with the whole percents below: with one."""
+
 
 def image_size(entries: Sequence[Entry]) -> int:
     """Bytes of a file system that holds `entries` and has room to breathe; a multiple of 128 MiB
@@ -49,7 +53,20 @@ def image_size(entries: Sequence[Entry]) -> int:
 
 def mke2fs_argv(path: str, size_bytes: int) -> list[str]:
     extended = f"hash_seed={_HASH_SEED},root_owner=0:0,lazy_itable_init=1"
-    shape = ["-b", str(BLOCK), "-I", "256", "-i", "16384", "-G", "256", "-m", "0", "-J", "size=64"]
+    shape = [
+        "-b",
+        str(BLOCK),
+        "-I",
+        "256",
+        "-i",
+        "16384",
+        "-G",
+        "256",
+        "-m",
+        _RESERVED_PERCENT,
+        "-J",
+        "size=64",
+    ]
     identity = ["-L", "root", "-U", _UUID, "-E", extended]
     blocks = str(size_bytes // BLOCK)
     return [
