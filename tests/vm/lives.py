@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import psutil
 
@@ -27,15 +27,17 @@ def wait_for(
         time.sleep(0.2)
 
 
-def read_until(stream: IO[str] | None, text: str) -> str:
+def read_until(
+    process: "subprocess.Popen[str]", name: Literal["stdout", "stderr"], text: str
+) -> str:
     """What comes on a stream up to and with the line that holds `text`."""
-    assert stream
+    stream: IO[str] = getattr(process, name)
     lines = ""
     for line in stream:
         lines += line
         if text in line:
             return lines
-    raise AssertionError(f"it ended before {text!r}: {lines}")
+    raise AssertionError(f"it ended before {text!r}: {lines}{process.communicate()}")
 
 
 def fed(state: State, stdin: str | bytes, *arguments: str | Path) -> Answer:

@@ -50,6 +50,7 @@ FLAGS = {
     "no time": (["--timeout", "0s"], "config_invalid"),
     "no history": (["--history", "-1"], "config_invalid"),
     "a variable without name": (["--env", "=x"], "env_invalid"),
+    "files outside": (["--include", "../secret"], "include_invalid"),
     "a variable with a space": (["-e", "A B=x"], "env_invalid"),
     "a name with a slash": (["--name", "a/b"], "name_invalid"),
     "a name that means another": (["--name", "last"], "name_taken"),
@@ -76,6 +77,7 @@ def test_a_folder_that_is_no_worktree(shared_state: State, tmp_path: Path) -> No
         bare / "inner.git": "worktree_bare",
         bare / ".git": "worktree_inside_git_dir",
         broken: "worktree_broken",
+        Repository.create(tmp_path / "empty").path: "worktree_empty",
     }.items():
         answer = shared_state("run", "--json", "--worktree", path, "--", "true")
         assert_refused(answer, code, 125)
@@ -97,13 +99,20 @@ def test_a_bad_config_is_told_all_at_once(
     assert_refused(answer, "config_invalid", 125)
 
 
+def test_what_no_guest_could_be_told(shared_state: State, make_repository: MakeRepository) -> None:
+    project = make_repository("odd", {"vmsandbox.toml": '[sandbox.env]\n"A B" = "x"\n'})
+    answer = shared_state("run", "--json", "--", "true", cwd=project.path)
+    assert_refused(answer, "env_name_invalid", 125)
+    project.write("vmsandbox.toml", "")
+    answer = shared_state("run", "--json", "--", "echo", *["x" * 70_000] * 2, cwd=project.path)
+    assert_refused(answer, "command_too_long", 125)
+
+
 def test_a_selector_that_means_nothing(shared_state: State) -> None:
-    for verb in (
-        ["status"], ["review"], ["approve"], ["apply", "--yes"], ["drop"], ["sync"], ["stop"],
-        ["delete"],
-    ):  # fmt: skip
-        for selector in ("nobody", "last", "", "../images"):
-            assert_refused(shared_state(*verb, "--json", selector), "sandbox_unknown", 2)
+    for verb in ("status", "review", "approve", "apply", "drop", "sync", "stop", "delete"):
+        assert_refused(shared_state(verb, "--json", "nobody"), "sandbox_unknown", 2)
+    for selector in ("last", "", "../images"):
+        assert_refused(shared_state("delete", "--json", selector), "sandbox_unknown", 2)
     assert_refused(shared_state("resume", "--json", "nobody"), "sandbox_unknown", 125)
     for line in (["logs", "nobody"], ["ssh", "nobody"], ["exec", "nobody", "--", "true"]):
         assert_refused(shared_state(*line), "sandbox_unknown", 2, with_json=False)
@@ -121,12 +130,14 @@ def test_no_command_is_a_usage_error(shared_state: State, project: Path) -> None
 
 @pytest.fixture
 def copied(images: Path, tmp_path: Path) -> Iterator[State]:
-    """A state folder with images of its own, to be spoilt."""
+    """A state folder with an image of its own, to be spoilt; only its root disk is borrowed."""
     names = json.loads((images / "lock.json").read_text())
     digest = names["debian-12"].removeprefix("sha256:")[:16]
     copy = tmp_path / "images"
     copy.mkdir(mode=0o755)
-    shutil.copytree(images / digest, copy / digest)
+    shutil.copytree(images / digest, copy / digest, ignore=shutil.ignore_patterns("rootfs.*"))
+    (rootfs,) = (images / digest).glob("rootfs.*")
+    (copy / digest / rootfs.name).symlink_to(rootfs)
     (copy / "lock.json").write_text(json.dumps({"debian-12": names["debian-12"]}))
     with state_folder(copy) as state:
         yield state

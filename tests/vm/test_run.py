@@ -144,7 +144,7 @@ def test_a_running_task(
     with state.start(
         "run", *options, "--history", "2", "--", "sh", "-c", BUSY, cwd=project.path
     ) as process:
-        said = read_until(process.stdout, "out 2")
+        said = read_until(process, "stdout", "out 2")
         found = status_of(state, "busy")
         assert (found["state"], found["managed"], found["guest_alive"]) == ("running", True, True)
         assert found["problems"] == []
@@ -266,18 +266,20 @@ while :; do sleep 0.1; done
 
 
 def test_interrupted_once_it_still_collects(shared_state: State, tmp_path: Path) -> None:
-    """In a repository that has no commit and no file yet."""
+    """In a repository that has no commit yet."""
     state = shared_state
-    project = Repository.create(tmp_path / "empty")
+    project = Repository.create(tmp_path / "unborn")
+    project.write("first", "file\n")
+    before = fingerprint(project.path, without=frozenset())
     with state.start("run", "--name", "asked", "--", "sh", "-c", ASKED, cwd=project.path) as run:
-        read_until(run.stdout, "ready")
+        read_until(run, "stdout", "ready")
         run.send_signal(signal.SIGINT)
         _, messages = run.communicate()
     assert run.returncode == 130, messages
     found = status_of(state, "asked")
     assert (found["state"], found["outcome"], found["changes"]) == ("stopped", "cancelled", 1)
     assert found["problems"] == []
-    assert [path.name for path in project.path.iterdir()] == [".git"]
+    assert fingerprint(project.path, without=frozenset()) == before
     assert Trace.of(state, found["id"]).guest() == []
     state.ok("apply", "--yes", "asked")
     assert (project.path / "asked.txt").read_text() == "asked\n"
@@ -300,9 +302,9 @@ def test_interrupted_twice_it_stops_at_once_and_loses_nothing(
     before = fingerprint(project.path, without=frozenset())
     run = ("run", "--json", "--name", "twice", "--", "sh", "-c", STUBBORN)
     with state.start(*run, cwd=project.path) as process:
-        read_until(process.stderr, "ready")
+        read_until(process, "stderr", "ready")
         process.send_signal(signal.SIGINT)
-        read_until(process.stderr, "asking the task to end")
+        read_until(process, "stderr", "asking the task to end")
         process.send_signal(signal.SIGINT)
         out, messages = process.communicate()
     assert process.returncode == 130, messages

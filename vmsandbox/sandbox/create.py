@@ -64,8 +64,8 @@ def create_sandbox(rooms: Rooms, request: Request) -> SandboxFolder:
     """Make the folder and the record of a new sandbox, state queued.
 
     Raises before anything is made: UsageProblem (``config_invalid``, ``image_unknown``,
-    ``worktree_missing``, ``name_taken``, …), HostProblem (``image_digest_mismatch``,
-    ``host_disk_full``, ``libvirt_unreachable``, …).
+    ``worktree_missing``, ``worktree_empty``, ``name_taken``, …), HostProblem
+    (``image_digest_mismatch``, ``host_disk_full``, ``libvirt_unreachable``, …).
     """
     prepared = _prepare(rooms, request)
 
@@ -80,6 +80,7 @@ def create_sandbox(rooms: Rooms, request: Request) -> SandboxFolder:
 def _prepare(rooms: Rooms, request: Request) -> _Prepared:
     found = worktree.locate(request.worktree)
     settings = config.load(_sources(found.top), request.overrides)
+    worktree.check_sendable(found, settings.sandbox.include)
     image = rooms.images.resolve(settings.sandbox.image)
     _check_free_space(rooms.store.path)
     return _Prepared(

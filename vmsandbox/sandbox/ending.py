@@ -18,7 +18,8 @@ from vmsandbox.guest import Deadline
 from vmsandbox.model import ResultState, SandboxState, Value
 from vmsandbox.sandbox import templates
 from vmsandbox.sandbox.attention import ASK, NOW, request_end
-from vmsandbox.sandbox.life import GRACE_S, Manager
+from vmsandbox.sandbox.life import Manager
+from vmsandbox.sandbox.plan import GRACE_S
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.sandbox.status import Status, observe

@@ -23,7 +23,6 @@ from vmsandbox.guest import (
     Guest,
     Interrupted,
     Requirement,
-    TaskSpec,
     wait_ready,
 )
 from vmsandbox.model import (
@@ -39,13 +38,10 @@ from vmsandbox.model import (
 from vmsandbox.sandbox import setbacks, start, transfer
 from vmsandbox.sandbox.access import open_guest
 from vmsandbox.sandbox.attention import NOW, attending
-from vmsandbox.sandbox.plan import plan_of
+from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder, locked
-
-GRACE_S = 10.0
-"""From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
 
 _FLUSH_S = 5.0
 
@@ -321,7 +317,7 @@ class Manager:
         self._check_ending()
         self._become(SandboxState.RUNNING)
         with self._phase("run"), self._capture() as capture:
-            ended = self.guest.run_task(_task_spec(record), capture, started=self._task_started)
+            ended = self.guest.run_task(task_spec(record), capture, started=self._task_started)
         self._task_runs.clear()
         if self._at_once.is_set() or self._standstill:
             raise Interrupted
@@ -443,14 +439,3 @@ class Manager:
     def _timed(self, name: str, seconds: float) -> None:
         timings = self.folder.read_record().timings
         self._change(timings={**timings, name: seconds})
-
-
-def _task_spec(record: SandboxRecord) -> TaskSpec:
-    return TaskSpec(
-        id=record.id,
-        command=record.task.command,
-        folder=record.task.worktree,
-        env={**record.task.env, "VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name},
-        timeout_s=record.limits.timeout_s,
-        grace_s=GRACE_S,
-    )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vmsandbox.domain import DomainSpec, Layer, domain_xml
 from vmsandbox.errors import UsageProblem
+from vmsandbox.guest import TaskSpec, check_task
 from vmsandbox.model import (
     Endpoint,
     HostFacts,
@@ -15,6 +16,9 @@ from vmsandbox.model import (
     Task,
 )
 from vmsandbox.store import SandboxFolder
+
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
 
 _SEED = {
     "meta-data": "instance id and host name",
@@ -77,7 +81,11 @@ def plan_of(
     host: HostFacts,
     owner_uid: int,
 ) -> LaunchPlan:
-    """The plan of a sandbox that has a record."""
+    """The plan of a sandbox that has a record.
+
+    Raises also UsageProblem ``env_name_invalid``, ``command_too_long``.
+    """
+    check_task(task_spec(record))
     return launch_plan(
         folder=folder,
         state_root=state_root,
@@ -89,6 +97,18 @@ def plan_of(
         image=image,
         host=host,
         owner_uid=owner_uid,
+    )
+
+
+def task_spec(record: SandboxRecord) -> TaskSpec:
+    """The task as the guest is told of it."""
+    return TaskSpec(
+        id=record.id,
+        command=record.task.command,
+        folder=record.task.worktree,
+        env={**record.task.env, "VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name},
+        timeout_s=record.limits.timeout_s,
+        grace_s=GRACE_S,
     )
 
 

@@ -7,7 +7,7 @@ folder that a guest wrote; a guest's objects are only read, from a store of our 
 from vmsandbox.worktree.locate import WorktreeInfo, locate
 from vmsandbox.worktree.quarantine import Quarantine, Result, ResultLimits, collect_result
 from vmsandbox.worktree.results import MergeOutcome, ResultReader
-from vmsandbox.worktree.snapshot import hold_back, snapshot
+from vmsandbox.worktree.snapshot import check_sendable, hold_back, snapshot
 from vmsandbox.worktree.stores import store_of
 from vmsandbox.worktree.transfer import (
     UpdateReport,
@@ -27,6 +27,7 @@ __all__ = [
     "UpdateReport",
     "WorktreeInfo",
     "base_stream",
+    "check_sendable",
     "collect_command",
     "collect_result",
     "hold_back",

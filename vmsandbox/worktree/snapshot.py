@@ -45,13 +45,27 @@ def snapshot(
         store = _open_store(folder, info)
         staged = _stage(store, folder, info, specs)
         if not staged.files and info.head is None:
-            raise UsageProblem(
-                "worktree_empty",
-                f"there is nothing in {info.top}: no file and no commit",
-                hint=f"git -C {info.top} commit --allow-empty -m start    (or make a first file)",
-            )
+            raise _empty(info.top)
         commit = _commit(store, info, staged)
         return _described(store, info, staged, commit, history)
+
+
+def check_sendable(info: WorktreeInfo, include: Sequence[str] = ()) -> None:
+    """Refuse what :func:`snapshot` would refuse, as far as that can be told without reading files.
+
+    Raises UsageProblem ``include_invalid``, and ``worktree_empty`` where there is nothing at all.
+    """
+    including.pathspecs(include)
+    if info.head is None and all(entry.name == ".git" for entry in info.top.iterdir()):
+        raise _empty(info.top)
+
+
+def _empty(top: Path) -> UsageProblem:
+    return UsageProblem(
+        "worktree_empty",
+        f"there is nothing in {top}: no file and no commit",
+        hint=f"git -C {top} commit --allow-empty -m start    (or make a first file)",
+    )
 
 
 def _open_store(folder: Path, info: WorktreeInfo) -> Git:
