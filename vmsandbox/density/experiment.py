@@ -221,8 +221,11 @@ class _Course:
 
     def _settle(self, started: list[Member]) -> None:
         """Work, rest, measure. What did not come to rest is not measured here."""
+        alive = f"{self.fleet.start_kind}: {len(self.fleet.members)} started"
         if self.asked.workload:
+            self.experiment.note(f"{alive}, {len(started)} working")
             self.fleet.work(started, self.asked.workload)
+        self.experiment.note(f"{alive}, settling for {self.asked.hold_s:g} s")
         if not self.experiment.wait(self.asked.hold_s / 2):
             return
         began, before = time.monotonic(), self.fleet.cpu_s()
@@ -230,11 +233,11 @@ class _Course:
             return
         after, seconds = self.fleet.cpu_s(), time.monotonic() - began
         step = self._step(probes.host())  # before anything else moves the host's memory
+        for member in self.fleet.members:  # those that have rested longest tell it best
+            share = _share(before, after, member.sample.id, seconds)
+            member.learn(idle_cpu_share=share)
         for member in started:
-            member.learn(
-                settled=self.fleet.held(member),
-                idle_cpu_share=_share(before, after, member.sample.id, seconds),
-            )
+            member.learn(settled=self.fleet.held(member))
             self.journal("guest", member.sample)
         self.journal("step", step)
         self._tell(step, started)

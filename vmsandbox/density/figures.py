@@ -64,7 +64,7 @@ class Sample(Value):
     timings: dict[str, float] = Field(default_factory=dict, description="phases within that")
     workload_s: float | None = None
     settled: Held | None = Field(default=None, description="after its own step had settled")
-    idle_cpu_share: float | None = Field(default=None, description="of one core, then")
+    idle_cpu_share: float | None = Field(default=None, description="of one core, in the last rest")
     end: Held | None = Field(default=None, description="when no more guests were started")
     answered: bool = Field(default=False, description="a command at the very end")
 

@@ -50,7 +50,7 @@ def render(outcome: Outcome, pictures: Mapping[str, bytes], install: str) -> str
     ]
     parts += [_picture(name, image) for name, image in pictures.items()]
     if install:
-        note = f"Pictures need matplotlib: <code>{escape(install)}</code>"
+        note = f"Pictures need matplotlib: <code>{_text(install)}</code>"
         parts.append(f'<p class="soft">{note}</p>')
     parts.append(_summary(outcome))
     parts.append(_failures(outcome))

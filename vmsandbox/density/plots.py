@@ -39,6 +39,7 @@ def draw(outcome: Outcome) -> Mapping[str, bytes]:
 
 def _picture(outcome: Outcome, panels: Sequence[Callable[["Axes", Pass], None]]) -> bytes:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(4.8 * len(panels) + 1.6, 4.2), layout="constrained")
     for number, panel in enumerate(panels):
@@ -47,8 +48,11 @@ def _picture(outcome: Outcome, panels: Sequence[Callable[["Axes", Pass], None]])
         for one in outcome.passes:
             if one.samples:
                 panel(axes, one)
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
+        low, high = axes.get_ylim()
+        bottom = low if axes.dataLim.ymin < 0 else 0.0
+        axes.set_ylim(bottom, high + 0.08 * (high - bottom))
+        axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, fontsize=9)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=_DPI, metadata={"Software": None})
