@@ -112,9 +112,7 @@ def host() -> Iterator[None]:
 def images(host: None) -> Path:
     """The folder of built images, in the state folder that this machine uses every day."""
     state = State(_images().parent)
-    built = state.ok("image", "list", "--json").data
-    if IMAGE not in str(built):
-        state.ok("image", "build", IMAGE)
+    state.ok("image", "build", "--if-needed", IMAGE)
     return _images()
 
 

@@ -40,6 +40,9 @@ def _images() -> "ImageStore":
 def build(
     recipe: Annotated[str, typer.Argument(help="A recipe's name or its folder.")] = DEFAULT_RECIPE,
     name: NameOption = None,
+    if_needed: Annotated[
+        bool, typer.Option("--if-needed", help="Not if it was built from just this recipe.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Build an image from Debian packages; as root, or as anybody with ids in /etc/subuid.
@@ -51,9 +54,12 @@ def build(
     from vmsandbox.images import recipe_folder
 
     out = output.begin(as_json)
-    images = _images()
+    images, folder = _images(), recipe_folder(recipe)
+    if if_needed and (image := images.current(folder, name=name)):
+        _show(out, images, image, "there is")
+        return
     with _terminable(), _progress(out) as progress:
-        image = images.build(recipe_folder(recipe), name=name, progress=progress)
+        image = images.build(folder, name=name, progress=progress)
     _show(out, images, image, "built")
 
 

@@ -18,6 +18,9 @@ from vmsandbox.model import Value, digest_of
 
 RECIPE = "recipe.toml"
 
+BUILDER = 2
+"""Counts the changes of the builder after which the same recipe gives another image."""
+
 
 class _Read(Value):
     """A value that holds content of files."""
@@ -67,8 +70,8 @@ class Recipe(_Read):
     minimum_memory_mib: int
 
     def digest(self) -> str:
-        """Over every value and every byte of every file."""
-        return digest_of(self.model_dump(mode="json"))
+        """Over every value, every byte of every file, and what the builder makes of them."""
+        return digest_of(self.model_dump(mode="json") | {"builder": BUILDER})
 
 
 class _InitramfsText(Value):

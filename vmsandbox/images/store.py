@@ -137,6 +137,12 @@ class ImageStore:
         with self._making(progress) as scratch:
             return self._install(build(read, scratch, self.root / _LOG, progress), called)
 
+    def current(self, recipe: Path, *, name: str | None = None) -> Image | None:
+        """The image of that name, if it was built from just this recipe; packages may be older."""
+        called, digest = name or recipe.resolve().name, read_recipe(recipe).digest()
+        named = (image for image in self.list() if image.name == called)
+        return next((one for one in named if self.manifest(one).recipe == digest), None)
+
     def export(self, ref: str, file: Path) -> Image:
         """Write the image as one compressed file, from which `import_` makes the same digest
         elsewhere.
@@ -179,20 +185,20 @@ class ImageStore:
         `in_use`.
         """
         place = self._locate(ref)
+        folder = place.folder.name
         with _translated(self.root), _held(self.root / _NAMES_GUARD):
             names = self._names()
-            digest = place.digest or read_manifest(place.folder).digest()
-            left = {n: d for n, d in names.items() if n != place.name}
-            if place.name in names and digest in left.values():
+            left = {name: digest for name, digest in names.items() if name != place.name}
+            if place.name in names and folder in map(folder_name, left.values()):
                 self._write_names(left)
                 return 0
-            if digest in in_use:
+            if folder in map(folder_name, in_use):
                 raise NegativeAnswer(
                     "image_in_use",
                     f"{place.name} is the disk below existing sandboxes",
                     hint="vmsandbox status shows them; vmsandbox delete frees it",
                 )
-            self._write_names({n: d for n, d in left.items() if d != digest})
+            self._write_names({n: d for n, d in left.items() if folder_name(d) != folder})
             return self._delete(place.folder)
 
     def sweep(self, *, dry_run: bool = False) -> int:
@@ -229,10 +235,12 @@ class ImageStore:
             )
         if not folders:
             raise self._unknown(ref)
-        digest = read_manifest(folders[0]).digest()
-        if not digest.startswith(f"sha256:{prefix}"):
-            raise self._unknown(ref)
-        return _Place(digest, digest, folders[0])
+        with contextlib.suppress(HostProblem):  # a broken one can still be removed
+            digest = read_manifest(folders[0]).digest()
+            if not digest.startswith(f"sha256:{prefix}"):
+                raise self._unknown(ref)
+            return _Place(digest, digest, folders[0])
+        return _Place(ref, None, folders[0])
 
     def _existing(self, ref: str, place: _Place) -> _Place:
         if not place.folder.is_dir():

@@ -57,7 +57,7 @@ def read_manifest(folder: Path, digest: str | None = None) -> Manifest:
         raise HostProblem(
             "image_broken",
             f"the image in {folder} has no readable manifest",
-            hint="vmsandbox image remove it, then build or import it again",
+            hint=_again(folder),
             evidence=str(path),
         ) from error
     found = manifest.digest()
@@ -103,7 +103,7 @@ def _sight(path: Path) -> Sight:
         raise HostProblem(
             "image_broken",
             f"{path} is missing or cannot be read",
-            hint="vmsandbox image remove it, then build or import it again",
+            hint=_again(path.parent),
             evidence=str(path),
         ) from error
 
@@ -117,10 +117,14 @@ def _remember(folder: Path, sights: dict[str, Sight]) -> None:
         temporary.replace(folder / _VERIFIED)
 
 
+def _again(folder: Path) -> str:
+    return f"vmsandbox image remove {folder.name}, then build or import it again"
+
+
 def _mismatch(path: Path, expected: str, found: str) -> HostProblem:
     return HostProblem(
         "image_digest_mismatch",
         f"{path} is not what the image's digest says: expected {expected}, found {found}",
-        hint="vmsandbox image remove it, then build or import it again",
+        hint=_again(path.parent),
         evidence=str(path),
     )
