@@ -26,18 +26,18 @@ def assert_nothing_left(state: State) -> None:
 
 def test_two_guests(state: State, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    asked = ["--max", "2", "--step", "2", "--memory", "512M", "--hold", "2s", "--json"]
+    asked = ["--max", "2", "--step", "2", "--memory", "1G", "--hold", "2s", "--json"]
     data = state.ok(
         "density", *asked, "--workload", "test $(id -un) = agent && echo done", "--out", out
     ).data
     assert (data["attempted"], data["completed"], data["stopped_by"]) == (2, 2, "max")
     assert data["failures"] == []
     clone = data["summary"]["clone"]
-    assert 10 * MIB < clone["private_bytes"] <= clone["pss_bytes"] < 512 * MIB
+    assert 10 * MIB < clone["private_bytes"] <= clone["pss_bytes"] < 1024 * MIB
     assert 0 < clone["disk_bytes"] < 64 * MIB
     assert 0 < clone["first_command_s"] <= clone["first_command_p95_s"]
     assert clone["fits"] > 0
-    assert data["conditions"]["guest_memory_mib"] == 512
+    assert data["conditions"]["guest_memory_mib"] == 1024
     assert data["conditions"]["image_digest"].startswith("sha256:")
 
     kinds = [line["kind"] for line in lines_of(out)]
@@ -48,14 +48,14 @@ def test_two_guests(state: State, tmp_path: Path) -> None:
     assert "<html" in (out / "report.html").read_text()
 
     (cost,) = json.loads((state.path / "cache" / "costs.json").read_text())["costs"]
-    assert (cost["cpus"], cost["memory_mib"], cost["start"]) == (1, 512, "clone")
+    assert (cost["cpus"], cost["memory_mib"], cost["start"]) == (1, 1024, "clone")
     assert cost["private_bytes"] == clone["private_bytes"]
     assert_nothing_left(state)
 
 
 def test_an_interrupted_experiment_reports_and_frees(state: State, tmp_path: Path) -> None:
     out = tmp_path / "report"
-    asked = ("--max", "2", "--step", "1", "--memory", "512M", "--hold", "9m", "--out", out)
+    asked = ("--max", "2", "--step", "1", "--hold", "9m", "--out", out)
     with state.start("density", *asked) as process:
         read_until(process, "stderr", "settling")
         process.send_signal(signal.SIGINT)

@@ -7,11 +7,9 @@ nothing of ours runs.
 
 import shutil
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -30,7 +28,7 @@ from vmsandbox.density.figures import (
     cost_of,
     summarize,
 )
-from vmsandbox.density.fleet import Fleet, Member
+from vmsandbox.density.fleet import Fleet, Member, tiny_worktree
 from vmsandbox.density.guard import expected_bytes, stop_reason
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import LaunchPlan, Value
@@ -296,9 +294,9 @@ def _check(asked: Asked) -> None:
 
 def _plan(rooms: Rooms, asked: Asked) -> LaunchPlan:
     """What each start will do; refuses what cannot start."""
-    with tempfile.TemporaryDirectory(prefix="vmsandbox-density-") as folder:
+    with tiny_worktree() as folder:
         overrides = dict(asked.overrides)
-        request = Request(command=("true",), worktree=Path(folder), overrides=overrides)
+        request = Request(command=("true",), worktree=folder, overrides=overrides)
         return propose(rooms, request)
 
 

@@ -33,6 +33,15 @@ _ANSWER_S = 60.0
 _LAST_WORDS = 200
 
 
+@contextlib.contextmanager
+def tiny_worktree() -> Iterator[Path]:
+    """A folder of one file, for sandboxes that are not about their worktree."""
+    with tempfile.TemporaryDirectory(prefix="vmsandbox-density-") as folder:
+        path = Path(folder)
+        (path / "README").write_text("A worktree for an experiment.\n")
+        yield path
+
+
 class _Silent:
     """A listener that does not listen."""
 
@@ -79,10 +88,7 @@ class Fleet:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "Fleet":
-        self._worktree = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsandbox-density-"))
-        )
-        (self._worktree / "README").write_text("A worktree for an experiment.\n")
+        self._worktree = self._stack.enter_context(tiny_worktree())
         self._stack.callback(self._free)
         return self
 
