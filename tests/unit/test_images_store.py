@@ -265,11 +265,20 @@ def test_removal_by_digest_takes_all_names(store: ImageStore) -> None:
     assert json.loads((store.root / "lock.json").read_text()) == {}
 
 
-def test_a_broken_image_can_be_removed_by_name(store: ImageStore) -> None:
+@pytest.mark.parametrize("by", ["name", "folder", "digest"])
+def test_a_broken_image_can_be_removed(store: ImageStore, by: str) -> None:
     digest = put(store.root, "one", "debian-12")
     (store.root / folder_name(digest) / MANIFEST).write_text("{}")
-    assert store.remove("debian-12", in_use=()) > 0
+    with pytest.raises(HostProblem) as caught:
+        store.resolve(folder_name(digest))
+    assert caught.value.hint
+    assert f"image remove {folder_name(digest)}" in caught.value.hint
+    reference = {"name": "debian-12", "folder": folder_name(digest), "digest": digest}[by]
+    with pytest.raises(NegativeAnswer):
+        store.remove(reference, in_use={digest})
+    assert store.remove(reference, in_use=()) > 0
     assert not (store.root / folder_name(digest)).exists()
+    assert json.loads((store.root / "lock.json").read_text()) == {}
 
 
 # --- what a killed build left ---------------------------------------------------------------------
