@@ -3,12 +3,14 @@ cleanup that races with runs that are just starting.
 """
 
 import contextlib
+import fcntl
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.left import Leave
+from tests.guestless import Guestless
 from tests.repositories import Repository, git
 from vmsandbox import worktree
 from vmsandbox.errors import UsageProblem
@@ -147,3 +149,22 @@ def test_two_managers_are_one_too_many(rooms: Rooms, leave: Leave) -> None:
         assert refused.value.hint
         assert folder.stop_request.exists(), "it was not meant for the one that was refused"
     assert not folder.stop_request.exists()
+
+
+# --- in the guest ---------------------------------------------------------------------------------
+
+
+def test_a_guest_takes_one_worktree_at_a_time(tmp_path: Path) -> None:
+    """What a manager that was killed had begun goes on in the guest; the next one has to wait."""
+    project = Repository.create(tmp_path / "project", {"a": "b"})
+    guest = Guestless(project.path, tmp_path / "guest")
+    guest.state.mkdir(parents=True)
+    sending = threading.Thread(target=guest.send)
+    with (guest.state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sending.start()
+        sending.join(1)
+        assert sending.is_alive()
+        assert not guest.inside.exists()
+    sending.join(60)
+    assert (guest.inside / "a").read_text() == "b"
