@@ -94,13 +94,10 @@ def test_a_summary_says_what_one_more_costs_and_how_many_fit() -> None:
     )
 
 
-def test_the_scarcest_thing_limits() -> None:
-    busy = summarize(one_pass(4, idle=0.5), cpus=2, disk_free_bytes=100 * GIB)
-    assert busy
-    assert (busy.fits, busy.limited_by) == (4, "cpu")
-    full = summarize(one_pass(4), cpus=2, disk_free_bytes=3 * MIB)
+def test_the_scarcer_of_memory_and_disk_limits_and_cpu_is_told() -> None:
+    full = summarize(one_pass(4, idle=0.5), cpus=2, disk_free_bytes=6 * MIB)
     assert full
-    assert (full.fits, full.limited_by) == (3, "disk")
+    assert (full.fits, full.limited_by, full.fits_cpu_share) == (6, "disk", 1.5)
 
 
 def test_memory_that_others_free_meanwhile_makes_no_guest_cheap() -> None:

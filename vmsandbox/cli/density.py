@@ -163,7 +163,7 @@ def _summary(outcome: "Outcome", page: Path) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    ended = f"{outcome.completed} of {outcome.attempted} guests answered to the end"
+    ended = f"{outcome.completed} of {outcome.attempted} guests did all that was asked"
     lines = [Text(f"{ended}; stopped by {outcome.stopped_by.value}")]
     for failed in outcome.failures:
         failure = failed.failure

@@ -149,7 +149,10 @@ class Summary(Value):
     idle_cpu_share: float | None = Field(description="of one core")
     cost_bytes: int = Field(description="memory of the host that one more guest takes")
     fits: int = Field(description="guests on this host as it was before the first")
-    limited_by: Literal["memory", "disk", "cpu"]
+    limited_by: Literal["memory", "disk"]
+    fits_cpu_share: float | None = Field(
+        description="of all CPUs, what that many idle guests would take; above 1 they are not idle"
+    )
 
 
 class Outcome(Value):
@@ -213,9 +216,9 @@ def summarize(one: Pass, *, cpus: int, disk_free_bytes: int) -> Summary | None:
     room = {
         "memory": (one.before.available_bytes - reserve_bytes(one.before.total_bytes)) / cost,
         "disk": disk_free_bytes / max(disk, 1),
-        "cpu": cpus / share if share else math.inf,
     }
-    limit: Literal["memory", "disk", "cpu"] = min(("memory", "disk", "cpu"), key=room.__getitem__)
+    limit: Literal["memory", "disk"] = min(("memory", "disk"), key=room.__getitem__)
+    fits = max(0, int(room[limit]))
     return Summary(
         guests=len(measured),
         pss_bytes=_median([h.pss_bytes for h in held]),
@@ -228,8 +231,9 @@ def summarize(one: Pass, *, cpus: int, disk_free_bytes: int) -> Summary | None:
         available_bytes=available,
         idle_cpu_share=share,
         cost_bytes=cost,
-        fits=max(0, int(room[limit])),
+        fits=fits,
         limited_by=limit,
+        fits_cpu_share=None if share is None else round(fits * share / cpus, 4),
     )
 
 

@@ -71,7 +71,7 @@ def render(outcome: Outcome, pictures: Mapping[str, bytes], install: str) -> str
 def _head(outcome: Outcome) -> str:
     c = outcome.conditions
     ended = "; ".join(
-        f"{one.start}: {one.completed} of {one.attempted} alive and answering, stopped because"
+        f"{one.start}: {one.completed} of {one.attempted} did all that was asked, stopped because"
         f" {_REASONS[one.stopped_by]}"
         for one in outcome.passes
     )
@@ -133,6 +133,12 @@ def summary_rows(one: Summary) -> list[tuple[str, str]]:
         ),
         ("CPU while idle", unknown if idle is None else f"{100 * idle:.2f} % of a core"),
         ("would fit on this host", f"{one.fits} (limited by {one.limited_by})"),
+        (
+            "CPU of that many, idle",
+            unknown
+            if one.fits_cpu_share is None
+            else f"{100 * one.fits_cpu_share:.0f} % of the host's",
+        ),
     ]
 
 
