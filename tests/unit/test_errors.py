@@ -28,7 +28,9 @@ def test_exit_codes_are_a_contract(kind: type[VmsandboxError], exit_code: int) -
     assert kind("some_code", "what failed").exit_code == exit_code
 
 
-@pytest.mark.parametrize("kind", VmsandboxError.__subclasses__())
+@pytest.mark.parametrize(
+    "kind", [NegativeAnswer, UsageProblem, HostProblem, GuestProblem, ReviewRefused]
+)
 def test_an_error_survives_a_process_border(kind: type[VmsandboxError]) -> None:
     error = kind("disk_full", "no space on /x", hint="free 3 GiB", evidence="/x/console.log")
     copy = pickle.loads(pickle.dumps(error))
