@@ -15,8 +15,7 @@ IMAGE = "debian-12-cloudinit"
 @pytest.fixture
 def stock(images: Path, shared_state: State) -> State:
     """The image with cloud-init; built into the everyday state folder like the other one."""
-    if IMAGE not in shared_state.ok("image", "list", "--json").out:
-        shared_state.ok("image", "build", IMAGE)
+    shared_state.ok("image", "build", "--if-needed", IMAGE)
     return shared_state
 
 

@@ -36,9 +36,12 @@ class Victim(NamedTuple):
 
 @pytest.fixture
 def victim(shared_state: State, tmp_path: Path) -> Iterator[Victim]:
-    files: dict[str, str | bytes] = {"README": "hello\n", "src/main.c": "int main;\n"}
-    config = {"vmsandbox.toml": '[result]\nmax_size = "4M"\n'}
-    project = Repository.create(tmp_path / "project", files | config)
+    files: dict[str, str | bytes] = {
+        "README": "hello\n",
+        "src/main.c": "int main;\n",
+        "vmsandbox.toml": '[result]\nmax_size = "4M"\n',
+    }
+    project = Repository.create(tmp_path / "project", files)
     proof = Path("/tmp") / f"vmsandbox-proof-{secrets.token_hex(8)}"
     before = fingerprint(project.path, without=frozenset())
     yield Victim(shared_state, project, proof)
@@ -172,7 +175,7 @@ sudo cp /tmp/collect /usr/lib/vmsandbox/collect
 
 def test_a_hostile_result_is_refused_by_name(victim: Victim) -> None:
     """Once crafted by a collection that is not ours; after a reboot, which brings ours back, as it
-    lies on the disk."""
+    lies on the disk; and what is put right by hand comes in."""
     state = victim.state
     said = assert_refused(victim.run(REFUSED, "--name", "refused"), "result_hostile", 125)
     for path in ("../config", ".GIT/config", r'".g\342\200\214it/config"'):
@@ -180,12 +183,19 @@ def test_a_hostile_result_is_refused_by_name(victim: Victim) -> None:
     assert_plain(said[said.index("error: ") :])
     assert_nothing_to_apply(state)
 
-    said = assert_refused(state("resume", "--json", "refused"), "result_hostile", 125)
+    said = assert_refused(state("resume", "--keep", "--json", "refused"), "result_hostile", 125)
     for path in ("absolute: a link", "up: a link"):
         assert path in said
     assert_nothing_to_apply(state)
     found = status_of(state, "refused")
     assert (found["state"], found["failure"]["code"]) == ("failed", "result_hostile")
+    assert found["problems"] == [f"its guest still runs: vmsandbox stop {found['id']}"]
+
+    state.ok("exec", "refused", "--", "rm", "absolute", "up")
+    state.ok("stop", "refused")
+    found = status_of(state, "refused")
+    assert (found["state"], found["failure"], found["problems"]) == ("stopped", None, [])
+    assert changes_of(state, "refused").keys() == {"work.txt"}
     trace = Trace.of(state, found["id"])
     assert trace.guest() == []
     state.ok("delete", "refused")

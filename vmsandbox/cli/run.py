@@ -137,6 +137,9 @@ def run(
 
 def resume(
     selector: SelectorArgument,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the guest running, also if its result is refused.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="In the background.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -144,11 +147,13 @@ def resume(
 
     Example: vmsandbox resume last
     """
-    from vmsandbox.sandbox import Rooms
+    from vmsandbox.sandbox import Rooms, keep_guest
 
     out = output.begin(as_json)
     with Rooms.open(note=out.note) as rooms:
         folder = rooms.store.resolve(selector)
+        if keep:
+            keep_guest(rooms, folder)
         if detach:
             _detach(out, folder)
             return

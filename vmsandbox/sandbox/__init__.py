@@ -15,7 +15,7 @@ from vmsandbox.sandbox.ending import (
     spawn_manager,
     stop_sandbox,
 )
-from vmsandbox.sandbox.life import Listener, Manager
+from vmsandbox.sandbox.life import Listener, Manager, keep_guest
 from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.status import Status, observe, observe_all
@@ -36,6 +36,7 @@ __all__ = [
     "delete_sandbox",
     "exec_command",
     "has_undecided_result",
+    "keep_guest",
     "observe",
     "observe_all",
     "propose",

@@ -9,14 +9,20 @@ rooms that own them.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import psutil
 
 from vmsandbox import worktree
-from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem, VmsandboxError
+from vmsandbox.errors import (
+    GuestProblem,
+    HostProblem,
+    ReviewRefused,
+    UsageProblem,
+    VmsandboxError,
+)
 from vmsandbox.guest import (
     Capture,
     Deadline,
@@ -57,6 +63,11 @@ class Listener(Protocol):
 
     def note(self, text: str) -> None:
         """Something worth a line."""
+
+
+def keep_guest(rooms: Rooms, folder: SandboxFolder) -> None:
+    """Let the guest run on after its task whenever the sandbox is carried out from now on."""
+    rooms.store.update(folder, lambda record: record.model_copy(update={"keep": True}))
 
 
 class Manager:
@@ -101,10 +112,11 @@ class Manager:
     def carry_out(self) -> Report:
         """Bring the sandbox from wherever it is to its end. Raises the first VmsandboxError.
 
-        A failure is written to the record with its phase; the guest is stopped, its disk stays.
+        A failure is written to the record with its phase; the guest is stopped, unless it was to be
+        kept and only its result was refused; its disk stays.
         """
         self.rooms.guest_runs(self.folder.read_record())  # in the dark nothing is begun
-        with self._answering_for_failure():
+        with self._answering_for_failure(self._kept_after):
             self._steps()
         return self.report()
 
@@ -331,12 +343,15 @@ class Manager:
     def collect(self) -> ChangeSet:
         """Bring the change set out and put it up for review.
 
-        Raises ReviewRefused for a result that must not come in; the sandbox then stays as it is.
+        Raises ReviewRefused for a result that must not come in.
         """
         record = self._become(SandboxState.COLLECTING, collected=False)
         with self._phase("collect"):
-            change_set = transfer.collect(self.guest, self.folder, record)
-        self._change(collected=True)
+            try:
+                change_set = transfer.collect(self.guest, self.folder, record)
+            except ReviewRefused as refused:
+                raise setbacks.result_refused(record, refused) from refused
+        self._change(collected=True, failure=None)
         return change_set
 
     def stop(self) -> None:
@@ -385,10 +400,18 @@ class Manager:
         )
         self._change(cancelled=True, exec_result=ended)
 
+    def _kept_after(self, error: VmsandboxError) -> bool:
+        """In a guest that is kept, a result that was refused can be put right."""
+        kept = self.folder.read_record().keep and not self._ending.is_set()
+        return kept and isinstance(error, ReviewRefused)
+
     @contextlib.contextmanager
-    def _answering_for_failure(self) -> Iterator[None]:
+    def _answering_for_failure(
+        self, keeps: Callable[[VmsandboxError], bool] = lambda error: False
+    ) -> Iterator[None]:
         """A life that was asked to end is ended; of one that failed the first cause is written
-        down, its guest is freed, and everything is kept that may explain it.
+        down, its guest is freed unless `keeps` says otherwise, and everything is kept that may
+        explain it.
 
         What fails on top of that, on a full disk for example, must not hide the cause.
         """
@@ -403,7 +426,8 @@ class Manager:
                 fields = setbacks.failed(self.folder.read_record(), error, self.folder.console)
                 self._become(SandboxState.FAILED, **fields)
             with contextlib.suppress(VmsandboxError):
-                self._free_guest()
+                if not keeps(error):
+                    self._free_guest()
             raise
 
     # --- the record -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ of it. Pure.
 from pathlib import Path
 from typing import Any
 
-from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
+from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
 from vmsandbox.guest.task import Status
 from vmsandbox.model import ExecResult, Failure, Outcome, SandboxRecord, SandboxState
 
@@ -60,6 +60,19 @@ def guest_gone(record: SandboxRecord, detail: str, console: Path) -> GuestProble
         f"the guest of {record.id} went away while its task ran: {detail}",
         hint=f"vmsandbox resume {record.id}    boots it again from its disk and collects",
         evidence=str(console),
+    )
+
+
+def result_refused(record: SandboxRecord, refused: ReviewRefused) -> ReviewRefused:
+    """A result that must not come in, with the way to put it right: the guest still has it."""
+    id_ = record.id
+    again = "" if record.keep else f"vmsandbox resume --keep {id_}; "
+    return ReviewRefused(
+        refused.code,
+        refused.message,
+        hint=f"{again}put it right with vmsandbox ssh {id_}, then vmsandbox stop {id_}"
+        f"    (or: vmsandbox delete --force {id_})",
+        evidence=refused.evidence,
     )
 
 
