@@ -21,11 +21,12 @@ def stock(images: Path, shared_state: State) -> State:
 
 def test_cloud_init_reads_the_seed(stock: State, tmp_path: Path) -> None:
     project = Repository.create(tmp_path / "project", {"README": "hello\n"})
+    project.write("vmsandbox.toml", '[sandbox]\nboot_timeout = "8m"\n')
     script = """
     cloud-init status > status.txt
     hostname > name.txt
     sudo id -un
-    cat /etc/ssh/ssh_host_ed25519_key.pub
+    sudo cat /etc/ssh/ssh_host_ed25519_key.pub
     """
     options = ("--image", IMAGE, "--memory", "1G", "--name", "stock")
     answer = stock.ok("run", *options, "--", "sh", "-c", script, cwd=project.path)
