@@ -70,7 +70,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _host_problem(error, path) from error
+        raise host_problem(error, path) from error
 
 
 def write_value(path: Path, value: BaseModel) -> None:
@@ -96,7 +96,8 @@ def read_value(path: Path, kind: type[_V]) -> _V | None:
         ) from error
 
 
-def _host_problem(error: OSError, path: Path) -> HostProblem:
+def host_problem(error: OSError, path: Path) -> HostProblem:
+    """What it means that writing at `path` failed: ``host_disk_full`` or ``state_unwritable``."""
     if error.errno in (28, 122):  # ENOSPC, EDQUOT
         return HostProblem(
             "host_disk_full",
@@ -145,7 +146,7 @@ def _open_lock(path: Path) -> int:
             "sandbox_unknown", f"sandbox {path.parent.name} is gone", hint="vmsandbox status"
         ) from None
     except OSError as error:
-        raise _host_problem(error, path) from error
+        raise host_problem(error, path) from error
 
 
 def _flock(descriptor: int, deadline: Deadline) -> None:
@@ -219,6 +220,7 @@ class SandboxFolder:
     stderr = _File("stderr.log")
     manager_log = _File("manager.log")  # of a detached manager
     stop_request = _File("stop.request")  # how another process asks the manager to end
+    stop_now_request = _File("stop.now")  # and to end at once
     client_key = _File("id_ed25519")
     client_key_public = _File("id_ed25519.pub")
     host_key_private = _File("host_ed25519")  # only to make the seed again
@@ -297,7 +299,7 @@ class Store:
             self.worktrees.mkdir(mode=0o700, exist_ok=True)
             self.cache.mkdir(mode=0o711, exist_ok=True)
         except OSError as error:
-            raise _host_problem(error, Path(error.filename or self.path)) from error
+            raise host_problem(error, Path(error.filename or self.path)) from error
 
     images = _File("images")
     templates = _File("templates")
@@ -313,7 +315,11 @@ class Store:
     def folders(self) -> list[SandboxFolder]:
         """Every sandbox folder, oldest id first; ids begin with the time of their making."""
         return sorted(
-            (SandboxFolder(path) for path in self.sandboxes.iterdir() if path.is_dir()),
+            (
+                SandboxFolder(path)
+                for path in self.sandboxes.iterdir()
+                if path.is_dir() and not path.name.startswith(".")
+            ),
             key=lambda folder: folder.id,
         )
 
@@ -350,7 +356,7 @@ class Store:
         try:
             folder.path.mkdir(mode=0o711)
         except OSError as error:
-            raise _host_problem(error, folder.path) from error
+            raise host_problem(error, folder.path) from error
         self._made[folder.id] = _lock(folder.maker_lock, None)
         write_value(folder.record, record)
 
@@ -422,7 +428,7 @@ class Store:
             not found
             and selector
             and "/" not in selector
-            and selector not in (".", "..")
+            and not selector.startswith(".")
             and broken.is_dir()
         ):
             return SandboxFolder(broken)
@@ -449,17 +455,26 @@ class Store:
         freed = folder.allocated_bytes()
         with contextlib.suppress(FileNotFoundError):
             folder.record.unlink()  # from here on it is a leftover and no longer a sandbox
-        leaving = _out_of_sight(folder.path)
+        self.empty(_out_of_sight(folder.path))
+        return freed
+
+    def leaving(self) -> list[Path]:
+        """Folders of sandboxes that are being deleted, or whose deletion was cut short."""
+        return sorted(self.sandboxes.glob(f"{_GONE}*"))
+
+    @staticmethod
+    def empty(leaving: Path) -> None:
+        """Bring a deletion to its end; two who do so at once do not disturb each other.
+
+        Raises HostProblem ``delete_failed``.
+        """
         shutil.rmtree(leaving, ignore_errors=True)
         if leaving.exists():
             raise HostProblem("delete_failed", f"cannot delete {leaving}", evidence=str(leaving))
-        return freed
 
 
 def _out_of_sight(path: Path) -> Path:
     """Renamed, so that nobody makes a lock anew in a folder that is just being emptied."""
-    if path.name.startswith(_GONE):
-        return path
     leaving = path.with_name(f"{_GONE}{path.name}")
     try:
         return path.rename(leaving)

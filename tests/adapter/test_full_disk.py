@@ -1,16 +1,21 @@
 """A disk of the host that is full: named as such, nothing half-made, nothing lost."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.adapter.left import Leave
 from tests.disks import SmallDisk, small_disk
 from tests.guestless import Guestless
 from tests.repositories import Repository
+from tests.waiting import wait_until
 from vmsandbox import worktree
-from vmsandbox.errors import HostProblem
-from vmsandbox.model import Event
+from vmsandbox.errors import GuestProblem, HostProblem
+from vmsandbox.model import Event, SandboxState
+from vmsandbox.sandbox import Manager, Rooms, clean_up, delete_sandbox, observe
+from vmsandbox.sandbox.ending import Quiet
 from vmsandbox.store import SandboxFolder, write_atomic
 
 
@@ -80,3 +85,69 @@ def test_records_and_events(disk: SmallDisk) -> None:
     disk.free()
     folder.append_event(Event(phase="told"))
     assert folder.read_events()
+
+
+# --- a sandbox whose state folder is full ---------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(rooms: Rooms) -> Iterator[SmallDisk]:
+    """The file system that the sandboxes lie on."""
+    with small_disk(rooms.store.sandboxes, "8m") as disk:
+        yield disk
+
+
+def test_a_failure_is_told_and_frees_the_guest(
+    rooms: Rooms, crowded: SmallDisk, leave: Leave
+) -> None:
+    """Even if it cannot be written down, which must not hide the cause."""
+    left = leave(SandboxState.RUNNING, runs=True)
+    before = left.folder.record.read_bytes()
+    crowded.fill()
+    with (
+        pytest.raises(GuestProblem) as first,
+        Manager.of(rooms, left.folder, Quiet()) as manager,
+        manager._answering_for_failure(),
+    ):
+        raise GuestProblem("cause", "the first of all")
+    assert first.value.code == "cause"
+    assert left.folder.record.read_bytes() == before
+    assert rooms.guest_alive(left.guest.uuid) is False
+    assert observe(left.folder, rooms.guest_alive).problems
+
+
+def test_a_manager_can_be_asked_to_end_and_all_be_deleted(
+    rooms: Rooms, crowded: SmallDisk, leave: Leave
+) -> None:
+    """Who wants to free space must be able to."""
+    left = leave(SandboxState.RUNNING, runs=True)
+    managing, asked = threading.Event(), threading.Event()
+
+    def manage() -> None:
+        with Manager.of(rooms, left.folder, Quiet()) as manager:
+            managing.set()
+            wait_until(manager._at_once.is_set)
+            asked.set()
+
+    thread = threading.Thread(target=manage)
+    thread.start()
+    assert managing.wait(30)
+    crowded.fill()
+    delete_sandbox(rooms, left.folder, force=True)
+    thread.join(30)
+    assert asked.is_set()
+    assert not left.folder.path.exists()
+    assert rooms.guest_alive(left.guest.uuid) is False
+    assert clean_up(rooms, dry_run=False) == []
+
+
+def test_nothing_is_made_where_there_is_no_space(
+    rooms: Rooms, crowded: SmallDisk, leave: Leave
+) -> None:
+    left = leave(SandboxState.STOPPED)
+    record = left.folder.read_record()
+    crowded.fill()
+    with pytest.raises(HostProblem) as full:
+        rooms.store.create(None, lambda id_, name, _: record.model_copy(update={"id": id_}))
+    assert full.value.code == "host_disk_full"
+    assert [folder.id for folder in rooms.store.folders()] == [left.folder.id]

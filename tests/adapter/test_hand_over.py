@@ -142,13 +142,14 @@ def test_a_manager_is_not_kept_out_by_those_who_only_look(rooms: Rooms, leave: L
 def test_two_managers_are_one_too_many(rooms: Rooms, leave: Leave) -> None:
     folder = leave(SandboxState.STOPPED).folder
     with Manager.of(rooms, folder, Quiet()):
-        folder.stop_request.write_text("ask")
+        folder.stop_request.touch()
         with pytest.raises(UsageProblem) as refused, Manager.of(rooms, folder, Quiet()):
             pass
         assert refused.value.code == "managed_elsewhere"
         assert refused.value.hint
         assert folder.stop_request.exists(), "it was not meant for the one that was refused"
     assert not folder.stop_request.exists()
+    assert not folder.stop_now_request.exists()
 
 
 # --- in the guest ---------------------------------------------------------------------------------

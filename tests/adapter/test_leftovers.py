@@ -154,7 +154,7 @@ def test_delete_of_what_is_managed_waits_for_its_manager(rooms: Rooms, leave: Le
     began.wait(20)
     deleting = threading.Thread(target=lambda: delete_sandbox(rooms, left.folder, force=True))
     deleting.start()
-    wait_until(left.folder.stop_request.exists)
+    wait_until(left.folder.stop_now_request.exists)
     assert left.folder.record.exists()
     ends.set()
     deleting.join(20)
@@ -211,6 +211,9 @@ def test_cleanup_finds_what_nobody_owns(rooms: Rooms, leave: Leave, tmp_path: Pa
     half_made.path.mkdir()
     half_deleted = leave(SandboxState.RUNNING, runs=True)
     half_deleted.folder.record.unlink()
+    half_gone = rooms.store.sandboxes / ".gone-b0000002"
+    half_gone.mkdir()
+    (half_gone / "overlay.qcow2").write_bytes(bytes(4096))
     forgotten = leave(SandboxState.STOPPED, runs=True)
     rooms.hypervisor.destroy(forgotten.guest.uuid)
     shutil.rmtree(forgotten.folder.path)
@@ -232,6 +235,7 @@ def test_cleanup_finds_what_nobody_owns(rooms: Rooms, leave: Leave, tmp_path: Pa
         ("log", forgotten.guest.spec.name),
         *(("sandbox", left.folder.id) for left in (half_deleted, never, applied, empty)),
         ("sandbox", half_made.id),
+        ("sandbox", half_gone.name),
         ("snapshots", store.name),
         ("snapshots", "0123"),
     }
@@ -241,7 +245,7 @@ def test_cleanup_finds_what_nobody_owns(rooms: Rooms, leave: Leave, tmp_path: Pa
     assert rooms.guest_alive(orphan.guest.uuid)
     cleaned = clean_up(rooms, dry_run=False)
     assert seen(cleaned) == {(kind, what, "removed") for kind, what in expected}
-    assert not rooms.store.folders()
+    assert not list(rooms.store.sandboxes.iterdir())
     assert not list(rooms.store.worktrees.iterdir())
     assert rooms.guests() == []
     assert clean_up(rooms, dry_run=False) == []

@@ -1,18 +1,19 @@
 """Owns what a manager attends to while it works: other processes that ask it to end, and a guest
 that stands still. Knows no step of a life.
 
-A request is a file in the sandbox's folder: it needs no server, and whoever asks sees by the
-manager's lock whether anybody is there to read it.
+A request is an empty file in the sandbox's folder: it needs no server and no space, and whoever
+asks sees by the manager's lock whether anybody is there to see it.
 """
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from vmsandbox.errors import HostProblem
 from vmsandbox.guest import Deadline
-from vmsandbox.store import SandboxFolder, write_atomic
+from vmsandbox.store import SandboxFolder, host_problem
 
 ASK, NOW = "ask", "now"
 """End the task politely; stop the guest at once."""
@@ -38,21 +39,26 @@ def request_end(folder: SandboxFolder, wish: str, patience_s: float) -> None:
 
 
 def _put(folder: SandboxFolder, wish: str) -> None:
-    """Nobody takes back that another wanted it to end at once."""
-    if read_request(folder) in (wish, NOW):
-        return
     try:
-        write_atomic(folder.stop_request, wish.encode())
-    except HostProblem:
-        if folder.path.exists():
-            raise
+        _file_of(folder, wish).touch(mode=0o600)
+    except FileNotFoundError:  # the sandbox was deleted meanwhile
+        return
+    except OSError as error:
+        raise host_problem(error, folder.path) from error
+
+
+def _file_of(folder: SandboxFolder, wish: str) -> Path:
+    return folder.stop_now_request if wish == NOW else folder.stop_request
 
 
 def read_request(folder: SandboxFolder) -> str:
-    """What was asked for; empty if nothing was."""
-    with contextlib.suppress(FileNotFoundError):
-        return folder.stop_request.read_text()
-    return ""
+    """What was asked for, the more urgent first; empty if nothing was."""
+    return next((wish for wish in (NOW, ASK) if _file_of(folder, wish).exists()), "")
+
+
+def _forget(folder: SandboxFolder) -> None:
+    for wish in (ASK, NOW):
+        _file_of(folder, wish).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -60,7 +66,7 @@ def attending(
     folder: SandboxFolder, heed: Callable[[str], None], look: Callable[[], None]
 ) -> Iterator[None]:
     """Call `heed` in a thread with each new request, and `look` about once a second."""
-    folder.stop_request.unlink(missing_ok=True)  # it was meant for a former manager
+    _forget(folder)  # it was meant for a former manager
     over = threading.Event()
 
     def attend() -> None:
@@ -80,4 +86,4 @@ def attending(
     finally:
         over.set()
         thread.join()
-        folder.stop_request.unlink(missing_ok=True)
+        _forget(folder)

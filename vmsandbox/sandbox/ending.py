@@ -187,6 +187,7 @@ def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
         for folder in rooms.store.folders()
         if (item := _clean_sandbox(rooms, folder, dry_run=dry_run))
     ]
+    cleaned += _clean_leaving(rooms, dry_run=dry_run)
     cleaned += _clean_worktrees(rooms, dry_run=dry_run)
     cleaned += _clean_logs(rooms, dry_run=dry_run)
     return cleaned
@@ -264,6 +265,25 @@ def _clean_templates(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
                 what=template.path.name,
                 outcome=outcome,
                 detail="half made",
+                freed_bytes=freed,
+            )
+        )
+    return found
+
+
+def _clean_leaving(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
+    """What a delete that was killed left of a sandbox."""
+    found = []
+    for path in rooms.store.leaving():
+        freed = allocated_bytes(path)
+        if not dry_run:
+            rooms.store.empty(path)
+        found.append(
+            Cleaned(
+                kind="sandbox",
+                what=path.name,
+                outcome="would go" if dry_run else "removed",
+                detail="half deleted",
                 freed_bytes=freed,
             )
         )
