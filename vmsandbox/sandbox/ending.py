@@ -190,7 +190,17 @@ def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
     cleaned += _clean_leaving(rooms, dry_run=dry_run)
     cleaned += _clean_worktrees(rooms, dry_run=dry_run)
     cleaned += _clean_logs(rooms, dry_run=dry_run)
+    cleaned += _clean_builds(rooms, dry_run=dry_run)
     return cleaned
+
+
+def _clean_builds(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
+    """What image builds left that were killed."""
+    freed = rooms.images.sweep(dry_run=dry_run)
+    if not freed:
+        return []
+    outcome = "would go" if dry_run else "removed"
+    return [Cleaned(kind="build", what="unfinished images", outcome=outcome, freed_bytes=freed)]
 
 
 def _clean_sandbox(rooms: Rooms, folder: SandboxFolder, *, dry_run: bool) -> Cleaned | None:
