@@ -202,9 +202,10 @@ class ImageStore:
             return self._delete(place.folder)
 
     def sweep(self, *, dry_run: bool = False) -> int:
-        """Free what a killed build left: the bytes that are, or would be, freed. 0 in a build."""
-        freed = 0
-        with contextlib.suppress(BlockingIOError), _held(self.root / _BUILD_GUARD, wait=False):
+        """Free what a killed build left: the bytes that are, or would be, freed. 0 in a build, and
+        in a folder that is somebody else's to sweep."""
+        freed, guard = 0, self.root / _BUILD_GUARD
+        with contextlib.suppress(BlockingIOError, PermissionError), _held(guard, wait=False):
             for folder in self._scratches():
                 freed += _allocated_bytes(folder)
                 if not dry_run:
