@@ -19,7 +19,7 @@ def make(tmp_path: Path) -> Make:
     """Makes host folders with a collected result, each with a state of its own."""
     roots = (tmp_path / str(number) for number in itertools.count())
 
-    def make_case(base: Files = BASE, result: Files = RESULT, **options: str) -> Case:
+    def make_case(base: Files = BASE, result: Files = RESULT, **options: Any) -> Case:
         return Case(next(roots), base, result, **options)
 
     return make_case
