@@ -8,14 +8,14 @@ import os
 import select
 import shutil
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.crafted import Case, Exe, Files, Link, Node, content
+from tests.cutting import cut_at, run_child
 from vmsandbox import review
 from vmsandbox.errors import NegativeAnswer
 from vmsandbox.model import ResultState
@@ -40,31 +40,6 @@ RESULT: Files = {
     b"new/dir/b": b"eight\n",
     b"new/link": Link(b"dir/b"),
 }
-CHANGING = frozenset(
-    {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.chmod", "os.chown"}
-)
-
-
-def run_child(case: Case, before: Callable[[int], None]) -> int:
-    """Apply in a child; `before` is called with n before the n-th change. Returns the status."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    count = 0
-
-    def watch(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal count
-        opened = event == "open" and isinstance(arguments[2], int)
-        if event in CHANGING or (opened and int(str(arguments[2])) & (os.O_CREAT | os.O_TRUNC)):
-            count += 1
-            before(count)
-
-    sys.addaudithook(watch)
-    try:
-        case.apply()
-    except BaseException:
-        os._exit(1)
-    os._exit(0)
 
 
 class Stage:
@@ -88,15 +63,7 @@ class Stage:
     def cut_at(self, step: int, number: signal.Signals) -> bool:
         """Apply, with the signal before the given step; False if there is no such step."""
 
-        def before(count: int) -> None:
-            if count == step:
-                os.kill(os.getpid(), number)
-
-        status = run_child(self.reset(), before)
-        if os.WIFSIGNALED(status):
-            assert os.WTERMSIG(status) == number
-            return True
-        return os.WEXITSTATUS(status) != 0
+        return cut_at(step, number, self.reset().apply)
 
 
 def either_old_or_new(found: dict[bytes, Node]) -> None:
@@ -226,7 +193,7 @@ def test_an_edit_at_the_very_moment_is_never_overwritten(stage: Stage) -> None:
                 os.write(descriptor, b"mine\n")
                 os.close(descriptor)
 
-        if os.WEXITSTATUS(run_child(case, edit)) == 0 and content(case.target) == RESULT:
+        if os.WEXITSTATUS(run_child(case.apply, edit)) == 0 and content(case.target) == RESULT:
             break
         found = content(case.target)[b"changed"]
         assert found in (b"mine\n", b"one\n")

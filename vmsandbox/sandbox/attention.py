@@ -11,15 +11,28 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vmsandbox.errors import HostProblem
+from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.guest import Deadline
-from vmsandbox.store import SandboxFolder, host_problem
+from vmsandbox.store import SandboxFolder, host_problem, locked
 
 ASK, NOW = "ask", "now"
 """End the task politely; stop the guest at once."""
 
 _POLL_S = 0.05
 _LOOK_EVERY = 20
+
+
+@contextlib.contextmanager
+def sole_manager(folder: SandboxFolder, *, code: str, hint: str) -> Iterator[None]:
+    """Hold the manager's lock. Raises UsageProblem `code` if another process does."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder.manager_lock, wait=False))
+        except BlockingIOError:
+            raise UsageProblem(
+                code, f"another process manages sandbox {folder.id} now", hint=hint
+            ) from None
+        yield
 
 
 def request_end(folder: SandboxFolder, wish: str, patience_s: float) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from vmsandbox import review, worktree
@@ -17,7 +17,7 @@ from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.guest import Deadline
 from vmsandbox.model import ResultState, SandboxState, Value
 from vmsandbox.sandbox import templates
-from vmsandbox.sandbox.attention import ASK, NOW, request_end
+from vmsandbox.sandbox.attention import ASK, NOW, request_end, sole_manager
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.plan import GRACE_S
 from vmsandbox.sandbox.rooms import Rooms
@@ -131,23 +131,13 @@ def delete_sandbox(rooms: Rooms, folder: SandboxFolder, *, force: bool) -> Clean
 
 
 def _remove(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
-    with _nobody_manages(folder):
+    with _unmanaged(folder):
         return _free(rooms, folder)
 
 
-@contextlib.contextmanager
-def _nobody_manages(folder: SandboxFolder) -> Iterator[None]:
-    """Nor begins to, inside."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder.manager_lock, wait=False))
-        except BlockingIOError:
-            raise UsageProblem(
-                "sandbox_live",
-                f"another process manages sandbox {folder.id} now",
-                hint=f"vmsandbox delete --force {folder.id}",
-            ) from None
-        yield
+def _unmanaged(folder: SandboxFolder) -> AbstractContextManager[None]:
+    """Nobody manages it, nor begins to, inside."""
+    return sole_manager(folder, code="sandbox_live", hint=f"vmsandbox delete --force {folder.id}")
 
 
 def _free(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
@@ -215,7 +205,7 @@ def _clean_sandbox(rooms: Rooms, folder: SandboxFolder, *, dry_run: bool) -> Cle
         )
     try:
         # One that is being made has no record for a moment, and is made under the store's lock.
-        with locked(rooms.store.lock), _nobody_manages(folder):
+        with locked(rooms.store.lock), _unmanaged(folder):
             why = _why_removable(folder, observe(folder, rooms.guest_alive))
             return _free(rooms, folder).model_copy(update={"detail": why}) if why else None
     except VmsandboxError as error:

@@ -20,7 +20,6 @@ from vmsandbox.errors import (
     GuestProblem,
     HostProblem,
     ReviewRefused,
-    UsageProblem,
     VmsandboxError,
 )
 from vmsandbox.guest import (
@@ -43,11 +42,11 @@ from vmsandbox.model import (
 )
 from vmsandbox.sandbox import setbacks, start, transfer
 from vmsandbox.sandbox.access import open_guest
-from vmsandbox.sandbox.attention import NOW, attending
+from vmsandbox.sandbox.attention import NOW, attending, sole_manager
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
-from vmsandbox.store import SandboxFolder, locked
+from vmsandbox.store import SandboxFolder
 
 _FLUSH_S = 5.0
 
@@ -92,20 +91,15 @@ class Manager:
 
         Raises UsageProblem ``managed_elsewhere`` if another process is.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(folder.manager_lock, wait=False))
-            except BlockingIOError:
-                raise UsageProblem(
-                    "managed_elsewhere",
-                    f"another process manages sandbox {folder.id} now",
-                    hint=f"vmsandbox logs -f {folder.id}    (or: vmsandbox stop {folder.id})",
-                ) from None
+        hint = f"vmsandbox logs -f {folder.id}    (or: vmsandbox stop {folder.id})"
+        with sole_manager(folder, code="managed_elsewhere", hint=hint):
             rooms.store.hand_over(folder)
             manager = cls(rooms, folder, listener)
-            stack.callback(manager._disconnect)
-            stack.enter_context(attending(folder, manager._heed, manager._look))
-            yield manager
+            with (
+                contextlib.closing(manager),
+                attending(folder, manager._heed, manager._look),
+            ):
+                yield manager
 
     # --- the whole life -------------------------------------------------------------------------
 
@@ -297,12 +291,13 @@ class Manager:
         self._change(guest_made=True)
 
     def _connect(self, record: SandboxRecord) -> Guest:
-        self._disconnect()
+        self.close()
         self._guest = open_guest(self.rooms, self.folder, record)
         self._check_ending()
         return self._guest
 
-    def _disconnect(self) -> None:
+    def close(self) -> None:
+        """Give up the connection to the guest; it is made again when it is needed."""
         if self._guest:
             self._guest.close()
             self._guest = None
@@ -368,7 +363,7 @@ class Manager:
     def _free_guest(self) -> None:
         if self._guest:
             self._flush(self._guest)
-        self._disconnect()
+        self.close()
         self.rooms.end_guest(self.folder.read_record().domain_uuid)
 
     @property
