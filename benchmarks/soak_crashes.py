@@ -3,8 +3,9 @@ it.
 
     python -m benchmarks.soak_crashes [--rounds 20] [--seed N] [--out FILE]
 
-Each round runs one task in a state folder of its own: up to four times its manager, or its QEMU as
-well, is killed after a random while, `status` is asked, and `resume` takes it up again. One JSON
+Each round runs one task in a state folder of its own: up to four times its manager, its QEMU or
+both are killed a random while after a random state is reached, `status` is asked, and `resume`
+takes it up again. One JSON
 line per kill and per round. Figures that should be 0: ``begun_again`` (the task ran twice),
 ``left`` (folders, guests or ports after `delete` and `cleanup`), ``untold`` (`status` had a state
 that ought to name a problem and named none). Emits data, asserts nothing; it ends with the last
@@ -13,6 +14,7 @@ round or with Ctrl-C.
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -34,9 +36,10 @@ TASK = (
     "echo begun >> runs; sync; for i in $(seq 20); do echo $i; sleep 0.2; done; echo done >> runs"
 )
 MOST_KILLS = 4
-LONGEST_S = 25.0
-"""A run takes about this long without KVM: most kills hit something."""
+LONGEST_S = 3.0
+"""From a state to the kill: without KVM longer than most states last."""
 
+_STATES = ("queued", "starting", "ready", "running", "collecting")
 _UNMANAGED = ("queued", "starting", "running", "collecting")
 
 
@@ -85,11 +88,14 @@ class Round:
         return self._judge(ended)
 
     def _kill_later(self, run: "subprocess.Popen[bytes]") -> bool:
-        """Wait a while, then kill; False if it had ended before."""
+        """Wait for a state and a while more, then kill; False if it had ended before."""
+        state = self.chance.choice(_STATES)
         after_s = round(self.chance.uniform(0.0, LONGEST_S), 3)
-        deadline = Deadline(after_s)
+        deadline = Deadline(None)
         while run.poll() is None and not deadline.passed():
-            time.sleep(0.01)
+            if math.isinf(deadline.seconds) and self._state() == state:
+                deadline = Deadline(after_s)
+            time.sleep(0.005)
         if run.poll() is not None:
             return False
         victim = self.chance.choice(("manager", "manager", "guest", "host"))
@@ -98,8 +104,11 @@ class Round:
         if victim != "manager":
             self._kill_guest()
         run.communicate()
-        self.kills.append({"victim": victim, "after_s": after_s, **self._told()})
+        self.kills.append({"victim": victim, "in": state, "after_s": after_s, **self._told()})
         return True
+
+    def _state(self) -> str:
+        return next((folder.read_record().state.value for folder in self._sandboxes()), "")
 
     def _kill_guest(self) -> None:
         for folder in self._sandboxes():
@@ -140,7 +149,10 @@ def soak(rounds: int, seed: int, series: Series) -> None:
             for shared in ("images", "templates", "cache"):
                 (home / shared).symlink_to(state_root() / shared)
             played = Round(home, chance)
-            result = played.play()
+            try:
+                result = played.play()
+            finally:
+                played.ask("delete", "--all", "--force")
         for kill in played.kills:
             print(json.dumps({"round": number, **kill}), file=sys.stderr, flush=True)
         subject = str(result.pop("outcome"))

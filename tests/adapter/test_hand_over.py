@@ -4,14 +4,17 @@ cleanup that races with runs that are just starting.
 
 import contextlib
 import fcntl
+import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.adapter.left import Leave
-from tests.guestless import Guestless
+from tests.guestless import SCRIPTS, Guestless
 from tests.repositories import Repository, git
+from tests.waiting import wait_until
 from vmsandbox import worktree
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import SandboxRecord, SandboxState
@@ -169,3 +172,33 @@ def test_a_guest_takes_one_worktree_at_a_time(tmp_path: Path) -> None:
         assert not guest.inside.exists()
     sending.join(60)
     assert (guest.inside / "a").read_text() == "b"
+
+
+def test_a_task_that_was_cut_off_before_it_began_has_not_begun(tmp_path: Path) -> None:
+    """Its host went away at the very start, and with the connection what was started on it: the
+    next host starts it."""
+    tasks, cgroups = tmp_path / "tasks", tmp_path / "cgroups"
+    supervisor = cgroups / "vmsandbox.supervisor"
+    for folder in (tasks / "first", tmp_path / "captures/first", supervisor):
+        folder.mkdir(parents=True)
+    for place in ("first", "t1"):
+        (cgroups / f"vmsandbox.task.{place}").mkdir()
+    for name in ("out", "err"):
+        os.mkfifo(tasks / f"first/{name}.fifo")
+    os.mkfifo(supervisor / "cgroup.procs")  # holds up whoever wants to leave the connection
+    environment = {
+        "PATH": os.environ["PATH"],
+        "VMSANDBOX_TASKS": str(tasks),
+        "VMSANDBOX_CAPTURES": str(tmp_path / "captures"),
+        "VMSANDBOX_CGROUPS": str(cgroups),
+    }
+    script = str(SCRIPTS / "task")
+    start = (script, "start", "t1", "0", "200", "64", str(tmp_path), "--", "echo", "done")
+    with subprocess.Popen(start, env=environment, stdin=subprocess.PIPE) as cut:
+        wait_until((tmp_path / "captures/first/err").exists)
+        cut.kill()
+    status = subprocess.run([script, "status"], env=environment, capture_output=True)
+    assert status.stdout == b"refused none\n"
+    (supervisor / "cgroup.procs").unlink()
+    again = subprocess.run(start, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
+    assert again.stdout.startswith(b"following t1 "), again

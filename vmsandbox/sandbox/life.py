@@ -316,9 +316,8 @@ class Manager:
     def _ensure_task(self) -> None:
         """Start the task unless it was started, and follow it to its end."""
         record = self.folder.read_record()
-        if self._rebooted and record.exec_result is None:
-            ended = setbacks.after_reboot(record, self.guest.task_status())
-            record = self._change(exec_result=ended)
+        if self._rebooted and record.task_started and record.exec_result is None:
+            record = self._change(exec_result=setbacks.LOST)
         if record.exec_result is not None:
             return
         self._check_ending()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
-from vmsandbox.guest.task import Status
 from vmsandbox.model import ExecResult, Failure, Outcome, SandboxRecord, SandboxState
 
 LIVE = frozenset(
@@ -86,15 +85,9 @@ def stands_still(record: SandboxRecord, folder: Path) -> HostProblem:
     )
 
 
-def after_reboot(record: SandboxRecord, status: Status | None) -> ExecResult | None:
-    """What became of a task whose guest was booted again from its disk; None: ask the guest.
-
-    `status` is what the guest knows of it. A task is never begun a second time: its traces on the
-    disk are what there is to collect.
-    """
-    # Of one that has ended, the end of its output is still to be fetched.
-    began = record.task_started if status is None else status.state != "ended"
-    if not began:
-        return None
-    detail = "the guest went away while its task ran; this is what was on its disk"
-    return ExecResult(exit_code=None, outcome=Outcome.CONNECTION_LOST, detail=detail)
+LOST = ExecResult(
+    exit_code=None,
+    outcome=Outcome.CONNECTION_LOST,
+    detail="the guest went away while its task ran; this is what was on its disk",
+)
+"""What became of a task whose guest had to be booted again: it never begins a second time."""
