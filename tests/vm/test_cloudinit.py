@@ -28,7 +28,7 @@ def test_cloud_init_reads_the_seed(stock: State, tmp_path: Path) -> None:
     sudo id -un
     sudo cat /etc/ssh/ssh_host_ed25519_key.pub
     """
-    options = ("--image", IMAGE, "--cpus", "2", "--name", "stock")
+    options = ("--image", IMAGE, "--name", "stock")
     answer = stock.ok("run", *options, "--", "sh", "-c", script, cwd=project.path)
     user, key = answer.out.splitlines()
     assert user == "root"

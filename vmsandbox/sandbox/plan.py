@@ -124,7 +124,7 @@ def domain_spec(
     owner_uid: int,
 ) -> DomainSpec:
     """The machine of a cold start: the image's kernel, an overlay on its root disk, the seed."""
-    return DomainSpec(
+    spec = DomainSpec(
         id=folder.id,
         name=f"vmsandbox-{folder.id}",
         uuid=domain_uuid,
@@ -148,6 +148,9 @@ def domain_spec(
             f"+{host.qemu_uid}:+{host.qemu_gid}" if host.libvirt_uri == "qemu:///system" else None
         ),
     )
+    # Without KVM a stock system boots through more code than the cache of a lean guest holds: it
+    # takes two thirds of the time when all of it stays translated.
+    return spec.model_copy(update={"tb_cache_mib": 256}) if image.cloud_init else spec
 
 
 def _check_sizes(limits: Limits, image: Image) -> None:
