@@ -1,4 +1,4 @@
-"""Owns the values that travel between rooms: frozen pydantic types and the two state machines.
+"""Owns the values that travel between rooms: frozen pydantic types.
 
 Must know no file, process or guest. Sizes carry their unit in the name. Times are UTC; durations
 are seconds. Path names inside a worktree are bytes (:data:`TreePath`), written to JSON quoted as
@@ -7,14 +7,25 @@ are seconds. Path names inside a worktree are bytes (:data:`TreePath`), written 
 
 import hashlib
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
+from vmsandbox.states import Outcome as Outcome
+from vmsandbox.states import ResultState as ResultState
+from vmsandbox.states import SandboxState as SandboxState
+from vmsandbox.states import result_may_become as result_may_become
+from vmsandbox.states import sandbox_may_become as sandbox_may_become
 from vmsandbox.text import quote_path, unquote_path
 
 TreePath = Annotated[
@@ -51,108 +62,6 @@ def digest_of(value: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-# --- states ---------------------------------------------------------------------------------------
-
-
-class SandboxState(StrEnum):
-    """Where a sandbox is in its life, as intended; libvirt says what is true."""
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    READY = "ready"
-    RUNNING = "running"
-    COLLECTING = "collecting"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-_SANDBOX_STEPS: Mapping[SandboxState, frozenset[SandboxState]] = {
-    SandboxState.QUEUED: frozenset({SandboxState.STARTING, SandboxState.STOPPED}),
-    SandboxState.STARTING: frozenset({SandboxState.READY, SandboxState.STOPPED}),
-    SandboxState.READY: frozenset(
-        {SandboxState.RUNNING, SandboxState.COLLECTING, SandboxState.STOPPED}
-    ),
-    SandboxState.RUNNING: frozenset(
-        {SandboxState.READY, SandboxState.COLLECTING, SandboxState.STOPPED}
-    ),
-    SandboxState.COLLECTING: frozenset(
-        {SandboxState.READY, SandboxState.RUNNING, SandboxState.STOPPED}
-    ),
-    SandboxState.STOPPED: frozenset({SandboxState.STARTING, SandboxState.QUEUED}),
-    SandboxState.FAILED: frozenset({SandboxState.STARTING, SandboxState.STOPPED}),
-}
-
-
-class ResultState(StrEnum):
-    """Where a sandbox's change set is on its way to the host worktree."""
-
-    NONE = "none"
-    PENDING = "pending"
-    APPROVED = "approved"
-    APPLIED = "applied"
-    CONFLICTED = "conflicted"
-    DROPPED = "dropped"
-
-
-_RESULT_STEPS: Mapping[ResultState, frozenset[ResultState]] = {
-    ResultState.NONE: frozenset({ResultState.PENDING}),
-    ResultState.PENDING: frozenset(
-        {
-            ResultState.PENDING,
-            ResultState.APPROVED,
-            ResultState.APPLIED,
-            ResultState.CONFLICTED,
-            ResultState.DROPPED,
-        }
-    ),
-    ResultState.APPROVED: frozenset(
-        {
-            ResultState.PENDING,
-            ResultState.APPROVED,
-            ResultState.APPLIED,
-            ResultState.CONFLICTED,
-            ResultState.DROPPED,
-        }
-    ),
-    ResultState.CONFLICTED: frozenset(
-        {
-            ResultState.PENDING,
-            ResultState.APPROVED,
-            ResultState.APPLIED,
-            ResultState.CONFLICTED,
-            ResultState.DROPPED,
-        }
-    ),
-    ResultState.APPLIED: frozenset({ResultState.APPLIED, ResultState.PENDING}),
-    ResultState.DROPPED: frozenset({ResultState.DROPPED, ResultState.PENDING}),
-}
-
-
-def sandbox_may_become(current: SandboxState, following: SandboxState) -> bool:
-    """Whether a sandbox may go from `current` to `following`; any may fail, staying is no step."""
-    return following in (current, SandboxState.FAILED) or following in _SANDBOX_STEPS[current]
-
-
-def result_may_become(current: ResultState, following: ResultState) -> bool:
-    """Whether a result may go from `current` to `following`; a new collection starts at pending."""
-    return following is current or following in _RESULT_STEPS[current]
-
-
-class Outcome(StrEnum):
-    """How a task ended, typed; the evidence is in the sandbox folder."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    TIMEOUT = "timeout"
-    GUEST_OOM = "guest_oom"
-    GUEST_DISK_FULL = "guest_disk_full"
-    BOOT_TIMEOUT = "boot_timeout"
-    CONNECTION_LOST = "connection_lost"
-    CANCELLED = "cancelled"
-    HOST_FULL = "host_full"
-    COLLECT_REFUSED = "collect_refused"
-
-
 # --- what is asked --------------------------------------------------------------------------------
 
 
@@ -168,6 +77,44 @@ class Limits(Value):
     result_max_mib: int = Field(default=1024, ge=1, description="after inflation")
 
 
+class HttpCheck(Value):
+    """A request to a server in the guest, and what its answer must be."""
+
+    port: int = Field(ge=1, le=65535)
+    path: str = Field(default="/", pattern=r"^/")
+    status: int = Field(default=200, ge=100, le=599)
+    contains: tuple[str, ...] = Field(default=(), description="texts that the body must hold")
+    not_contains: tuple[str, ...] = ()
+
+
+class Check(Value):
+    """What proves a result, in the task's guest: a command that must succeed, or a request."""
+
+    name: str = ""
+    command: tuple[str, ...] = ()
+    http: HttpCheck | None = None
+    timeout_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if bool(self.command) == (self.http is not None):
+            raise ValueError("a check is either a command or http")
+        return self
+
+
+class Brief(Value):
+    """What an agent is told, good enough to be handed on. Texts are Markdown."""
+
+    goal: str = Field(default="", description="what is true when it is done")
+    why: str = ""
+    tried: tuple[str, ...] = Field(default=(), description="what was tried and what came of it")
+    sources: tuple[str, ...] = Field(default=(), description="where to read")
+    allowed: tuple[str, ...] = Field(default=(), description="facts that may be taken as given")
+    out_of_scope: tuple[str, ...] = ()
+    report_back: tuple[str, ...] = Field(default=(), description="what the report must answer")
+    blockers: tuple[str, ...] = Field(default=(), description="what may stop the work, and then")
+
+
 class Task(Value):
     """One command on one worktree."""
 
@@ -180,18 +127,24 @@ class Task(Value):
         default=(), description="globs of ignored files to bring along"
     )
     history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
+    brief: Brief | None = None
+    verify: tuple[Check, ...] = Field(default=(), description="what proves the result")
 
     def digest(self) -> str:
-        """What an approval names as the task: command, worktree, environment names, includes."""
-        return digest_of(
-            {
-                "command": list(self.command),
-                "worktree": str(self.worktree),
-                "env": sorted(self.env),
-                "include": list(self.include),
-                "history": self.history,
-            }
-        )
+        """What an approval names as the task: command, worktree, environment names, includes, and
+        the brief and the checks if there are any."""
+        named: dict[str, Any] = {
+            "command": list(self.command),
+            "worktree": str(self.worktree),
+            "env": sorted(self.env),
+            "include": list(self.include),
+            "history": self.history,
+        }
+        if self.brief:
+            named["brief"] = self.brief.model_dump(mode="json")
+        if self.verify:
+            named["verify"] = [check.model_dump(mode="json") for check in self.verify]
+        return digest_of(named)
 
 
 # --- facts ----------------------------------------------------------------------------------------
@@ -396,6 +349,9 @@ class Failure(Value):
     hint: str | None = None
     evidence: str | None = None
     phase: str = ""
+    outcome: Outcome | None = Field(
+        default=None, description="what the task counts as because of it, however it ended itself"
+    )
     at: datetime = Field(default_factory=now)
 
 
@@ -415,6 +371,13 @@ class Endpoint(Value):
     port: int
 
 
+class BatchMark(Value):
+    """Which task of which batch a sandbox was made for: written before anything of it starts."""
+
+    batch: str
+    task: str
+
+
 class SandboxRecord(Value):
     """Intent, as written to record.json before each effect; only `vmsandbox.sandbox` writes it."""
 
@@ -424,6 +387,7 @@ class SandboxRecord(Value):
     created_at: datetime = Field(default_factory=now)
     state: SandboxState = SandboxState.QUEUED
     task: Task
+    batch: BatchMark | None = None
     limits: Limits
     image_name: str
     image_digest: Digest
@@ -442,6 +406,18 @@ class SandboxRecord(Value):
     failure: Failure | None = None
     timings: dict[str, float] = Field(default_factory=dict)
     cancelled: bool = False
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the task ended, all told; None while it has not."""
+        if self.failure and self.failure.outcome:
+            return self.failure.outcome
+        return self.exec_result.outcome if self.exec_result else None
+
+    @property
+    def heard(self) -> bool:
+        """Whether the agent is told where to leave a report and a status, and both are fetched."""
+        return self.task.brief is not None or self.batch is not None
 
 
 class MeasuredCost(Value):

@@ -18,6 +18,7 @@ FLOORS: Mapping[str, int] = {
     "errors": 0,
     "text": 0,
     "model": 0,
+    "states": 0,
     "deadline": 0,
     "config": 1,
     "domain": 1,
