@@ -3,9 +3,8 @@
 Knows no libvirt, no guest and no git; it stores what others decide. docs/layout.md lists every
 file named here.
 
-Locks are ``flock`` on files in the folder they guard: the kernel frees them when the holder dies,
-however it dies, so
-there is nothing to clean up and a held lock proves a living manager.
+Locks are ``flock`` on files in the folder they guard: the kernel frees them however their holder
+dies, so there is nothing to clean up and a held lock proves a living manager.
 """
 
 import contextlib
@@ -42,8 +41,7 @@ _GONE = ".gone-"
 
 
 def state_root() -> Path:
-    """``$VMSANDBOX_HOME``, else ``/var/lib/vmsandbox`` for root, else the user's XDG state
-    folder."""
+    """``$VMSANDBOX_HOME``, else ``/var/lib/vmsandbox`` for root, else the user's XDG state."""
     if home := os.environ.get("VMSANDBOX_HOME"):
         return Path(home).absolute()
     if os.geteuid() == 0:
@@ -57,8 +55,7 @@ def user_config() -> Path:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace `path` by `data` so that a reader, or a crash, sees all of the old or all of the
-    new."""
+    """Replace `path` by `data`: a reader, or a crash, sees all of the old or all of the new."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -218,6 +215,9 @@ class SandboxFolder:
     console = _File("console.log")
     stdout = _File("stdout.log")
     stderr = _File("stderr.log")
+    brief = _File("brief.md")  # as the agent reads it
+    report = _File("report.md")  # the agent's own words, bounded; escape to show
+    agent_status = _File("agent-status")  # likewise
     manager_log = _File("manager.log")  # of a detached manager
     stop_request = _File("stop.request")  # how another process asks the manager to end
     stop_now_request = _File("stop.now")  # and to end at once
@@ -306,6 +306,8 @@ class Store:
     sandboxes = _File("sandboxes")
     worktrees = _File("worktrees")  # private snapshot stores
     cache = _File("cache")  # host facts; safe to delete
+    batches = _File("batches")  # batch/record.py alone, and what is below it
+    budget = _File("batches/budget.json")  # what batches have reserved; batch/budget.py alone
     costs = _File("cache/costs.json")  # what guests took of this host; density/costs.py alone
     lock = _File("lock")  # names and addresses are given under it
 
@@ -450,8 +452,7 @@ class Store:
             return record
 
     def remove(self, folder: SandboxFolder) -> int:
-        """Delete a sandbox's folder; returns the bytes it really took. Safe to call again after
-        being killed."""
+        """Delete a sandbox's folder; returns the bytes it really took. Safe to call again."""
         freed = folder.allocated_bytes()
         with contextlib.suppress(FileNotFoundError):
             folder.record.unlink()  # from here on it is a leftover and no longer a sandbox

@@ -53,11 +53,12 @@ def top(
 
 
 def _register() -> None:
-    from vmsandbox.cli import density, doctor, guest, image, life, review, run
+    from vmsandbox.cli import brief, density, doctor, guest, image, life, review, run
 
     for module in (run, life, guest, review, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
+    app.add_typer(brief.app, name="brief")
 
 
 def main() -> None:

@@ -106,8 +106,11 @@ def _status_table(found: "list[Status]") -> "Table":
     for title in ("id", "name", "state", "outcome", "result", "changes", "disk", "age"):
         table.add_column(title, no_wrap=True)
     table.add_column("worktree", overflow="fold", min_width=16)
+    says = any(one.agent_status for one in found)
+    if says:
+        table.add_column("agent says", overflow="fold", min_width=12)
     for one in found:
-        table.add_row(*_status_row(one))
+        table.add_row(*_status_row(one), *([one.agent_status] if says else ()))
     return table
 
 

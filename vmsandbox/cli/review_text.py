@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LISTED = 200
 _COMMITS = 20
 _SUBJECT = 100
+_REPORTED = 40
 _LABEL = 11
 _COLOURS = {"A": "green", "M": "yellow", "D": "red", "T": "magenta", "R": "cyan"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
@@ -33,7 +34,7 @@ def as_data(shown: "Review") -> dict[str, Any]:
     record = whole.pop("result")
     return {
         **whole,
-        "outcome": ended.get("outcome"),
+        "outcome": shown.outcome,
         "exit_code": ended.get("exit_code"),
         "detail": printable(ended.get("detail") or ""),
         "result": {
@@ -112,8 +113,9 @@ def _outcome(shown: "Review") -> str:
     if ended is None:
         return f"{shown.failure.code}: {shown.failure.message}" if shown.failure else "not run"
     code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
-    detail = f"  ({printable(ended.detail, newlines=False)})" if ended.detail else ""
-    return f"{ended.outcome}{code}{detail}"
+    failed = shown.failure if shown.failure and shown.failure.outcome else None
+    why = failed.message if failed else ended.detail
+    return f"{shown.outcome}{code}" + (f"  ({printable(why, newlines=False)})" if why else "")
 
 
 def _limits(shown: "Review") -> str:
@@ -172,6 +174,12 @@ def _tail(shown: "Review") -> Iterator[Text]:
         yield _line("" if number else "commits", f"{commit.oid[:12]} {subject}")
     if len(commits) > _COMMITS:
         yield _line("", f"and {len(commits) - _COMMITS} more")
+    if shown.brief is not None:
+        yield _line("goal", printable(shown.brief.goal, newlines=False))
+    if shown.agent_status:
+        yield _line("status", shown.agent_status)
+    for number, said in enumerate(shown.report.splitlines()[:_REPORTED]):
+        yield _line("" if number else "report", said)
     for number, conflict in enumerate(shown.conflicts):
         label = "" if number else "conflicts"
         yield _line(label, f"{quote_path(conflict.path)}: {conflict.what}", "red")

@@ -58,6 +58,10 @@ Cold = Annotated[
 Plan = Annotated[
     bool, typer.Option("--plan", help="Print what would be done, and the domain XML; stop.")
 ]
+BriefFile = Annotated[
+    Path | None,
+    typer.Option("--brief", metavar="FILE", help="Give the command a brief: $VMSANDBOX_BRIEF."),
+]
 
 RUN_HELP = """\
 Run a command on a worktree in a virtual machine of its own, and bring back its changes.
@@ -99,10 +103,11 @@ def run(
     detach: Detach = False,
     cold: Cold = False,
     plan: Plan = False,
+    brief: BriefFile = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""
-    from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose
+    from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose, read_brief
 
     out = output.begin(as_json)
     request = Request(
@@ -112,6 +117,7 @@ def run(
         env=environment(env or []),
         keep=keep,
         cold=cold,
+        brief=read_brief(brief) if brief else None,
         overrides={
             "image": image,
             "cpus": cpus,

@@ -16,6 +16,7 @@ from vmsandbox.review.decisions import approve, approved_paths, decider, drop, s
 from vmsandbox.review.inspection import ResultStore, inspect_result
 from vmsandbox.review.record import Ledger, abandon, latest, present, read
 from vmsandbox.review.show import Review, show
+from vmsandbox.review.told import Told, told
 from vmsandbox.selection import Selection
 from vmsandbox.target import Conflict
 
@@ -27,6 +28,7 @@ __all__ = [
     "ResultStore",
     "Review",
     "Selection",
+    "Told",
     "abandon",
     "apply",
     "approve",
@@ -41,5 +43,6 @@ __all__ = [
     "read",
     "show",
     "stale",
+    "told",
     "unapproved",
 ]

@@ -3,13 +3,17 @@
 import contextlib
 from pathlib import Path
 
+from pydantic import Field
+
 from vmsandbox.errors import NegativeAnswer, UsageProblem
 from vmsandbox.model import (
+    Brief,
     ChangeSet,
     Digest,
     ExecResult,
     Failure,
     Limits,
+    Outcome,
     ResultRecord,
     ResultState,
     SandboxRecord,
@@ -18,6 +22,7 @@ from vmsandbox.model import (
 from vmsandbox.review.applying import conflicts
 from vmsandbox.review.decisions import stale
 from vmsandbox.review.record import read
+from vmsandbox.review.told import told
 from vmsandbox.store import SandboxFolder
 from vmsandbox.target import Conflict
 
@@ -39,8 +44,18 @@ class Review(Value):
     change_set: ChangeSet | None
     conflicts: tuple[Conflict, ...] = ()
     problems: tuple[str, ...] = ()
+    brief: Brief | None = None
+    agent_status: str = Field(default="", description="the agent's own words, made safe to show")
+    report: str = Field(default="", description="likewise")
     evidence: dict[str, Path]
     next: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the task ended, all told."""
+        if self.failure and self.failure.outcome:
+            return self.failure.outcome
+        return self.exec_result.outcome if self.exec_result else None
 
 
 def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Review:
@@ -59,6 +74,7 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
             found = conflicts(folder, target or record.task.worktree)
         except UsageProblem as problem:
             problems.append(problem.message)
+    said = told(folder)
     return Review(
         id=record.id,
         name=record.name,
@@ -74,6 +90,9 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
         change_set=change_set,
         conflicts=found,
         problems=tuple(problems),
+        brief=record.task.brief,
+        agent_status=said.status,
+        report=said.report,
         evidence=_evidence(folder),
         next=_next(record, result, change_set, live),
     )
@@ -100,6 +119,7 @@ def _evidence(folder: SandboxFolder) -> dict[str, Path]:
         "stderr": folder.stderr,
         "console": folder.console,
         "events": folder.events,
+        "report": folder.report,
         "change_set": folder.change_set,
         "result_git": folder.result_git,
     }

@@ -6,6 +6,7 @@ it out, `transfer` moves the worktree in and the change set out, `status` says w
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
+from vmsandbox.sandbox.briefing import read_brief
 from vmsandbox.sandbox.create import Request, create_sandbox, propose
 from vmsandbox.sandbox.ending import (
     Cleaned,
@@ -40,6 +41,7 @@ __all__ = [
     "observe",
     "observe_all",
     "propose",
+    "read_brief",
     "spawn_manager",
     "ssh_argv",
     "ssh_config_text",

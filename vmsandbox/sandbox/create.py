@@ -14,6 +14,9 @@ from pydantic import Field
 from vmsandbox import config, worktree
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import (
+    BatchMark,
+    Brief,
+    Check,
     Endpoint,
     HostFacts,
     Image,
@@ -41,6 +44,9 @@ class Request(Value):
     env: Mapping[str, str] = Field(default_factory=dict)
     keep: bool = False
     cold: bool = False
+    brief: Brief | None = None
+    verify: tuple[Check, ...] = ()
+    batch: BatchMark | None = None
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
 
@@ -51,6 +57,7 @@ class _Prepared(Value):
     host: HostFacts
     keep: bool
     cold: bool
+    batch: BatchMark | None
 
 
 def propose(rooms: Rooms, request: Request) -> LaunchPlan:
@@ -90,12 +97,15 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
             env={**settings.sandbox.env, **request.env},
             include=settings.sandbox.include,
             history=settings.sandbox.history,
+            brief=request.brief,
+            verify=request.verify,
         ),
         limits=settings.limits(),
         image=image,
         host=rooms.host_facts(image),
         keep=request.keep,
         cold=request.cold,
+        batch=request.batch,
     )
 
 
@@ -139,6 +149,7 @@ def _record(
         endpoint=endpoint,
         keep=prepared.keep,
         cold=prepared.cold,
+        batch=prepared.batch,
     )
 
 

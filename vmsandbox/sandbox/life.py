@@ -40,8 +40,8 @@ from vmsandbox.model import (
     Snapshot,
     sandbox_may_become,
 )
-from vmsandbox.sandbox import setbacks, start, transfer
-from vmsandbox.sandbox.access import open_guest
+from vmsandbox.sandbox import briefing, setbacks, start, transfer
+from vmsandbox.sandbox.access import LogTail, open_guest
 from vmsandbox.sandbox.attention import NOW, attending, sole_manager
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
@@ -49,6 +49,9 @@ from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder
 
 _FLUSH_S = 5.0
+_LISTEN_EVERY = 15
+"""Looks, about as many seconds, between two questions for the agent's status: each costs the guest
+a few processes."""
 
 
 class Listener(Protocol):
@@ -78,6 +81,7 @@ class Manager:
         self.listener = listener
         self._guest: Guest | None = None
         self._rebooted = False
+        self._looks = 0
         self._standstill: HostProblem | None = None
         self._ending = threading.Event()
         self._at_once = threading.Event()
@@ -194,12 +198,16 @@ class Manager:
             self.end_now() if wish == NOW else self.ask_to_end()
 
     def _look(self) -> None:
-        """A guest that stands still answers nothing: stop waiting for it."""
+        """A guest that stands still answers nothing: stop waiting for it. One whose agent has
+        something to say is listened to now and then."""
         with contextlib.suppress(VmsandboxError):
             record = self.folder.read_record()
             if self._guest and self.rooms.hypervisor.observe(record.domain_uuid).io_error:
                 self._standstill = setbacks.stands_still(record, self.folder.path)
                 self._guest.interrupt()
+            self._looks += 1
+            if self._guest and self._task_runs.is_set() and self._looks % _LISTEN_EVERY == 0:
+                briefing.fetch(self._guest, self.folder, record)
 
     def _check_ending(self) -> None:
         if self._ending.is_set():
@@ -311,6 +319,7 @@ class Manager:
             self._change(snapshot=taken)
             self._check_ending()
             transfer.send(self.guest, self.folder.read_record().task, taken)
+            briefing.deliver(self.guest, self.folder, self.folder.read_record())
             self._change(base_in_guest=True)
 
     def _ensure_task(self) -> None:
@@ -323,7 +332,10 @@ class Manager:
         self._check_ending()
         self._become(SandboxState.RUNNING)
         with self._phase("run"), self._capture() as capture:
+            console = LogTail(self.folder.console)
+            console.read()  # what it said before is not about the task
             ended = self.guest.run_task(task_spec(record), capture, started=self._task_started)
+            ended = setbacks.told_by_console(ended, console.read())
         self._task_runs.clear()
         if self._at_once.is_set() or self._standstill:
             raise Interrupted
@@ -341,6 +353,7 @@ class Manager:
         """
         record = self._become(SandboxState.COLLECTING, collected=False)
         with self._phase("collect"):
+            briefing.fetch(self.guest, self.folder, record)
             try:
                 change_set = transfer.collect(self.guest, self.folder, record)
             except ReviewRefused as refused:

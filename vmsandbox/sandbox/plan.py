@@ -15,6 +15,7 @@ from vmsandbox.model import (
     SandboxRecord,
     Task,
 )
+from vmsandbox.sandbox import briefing
 from vmsandbox.store import SandboxFolder
 
 GRACE_S = 10.0
@@ -106,7 +107,12 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
         id=record.id,
         command=record.task.command,
         folder=record.task.worktree,
-        env={**record.task.env, "VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name},
+        env={
+            **record.task.env,
+            **briefing.environment(record),
+            "VMSANDBOX_ID": record.id,
+            "VMSANDBOX_NAME": record.name,
+        },
         timeout_s=record.limits.timeout_s,
         grace_s=GRACE_S,
     )

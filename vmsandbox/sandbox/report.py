@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from vmsandbox import review
 from vmsandbox.model import (
     Outcome,
     ResultState,
+    SandboxRecord,
     SandboxState,
     Value,
 )
@@ -34,6 +37,8 @@ class Report(Value):
     image_digest: str
     state: SandboxState
     timings: dict[str, float]
+    evidence: Path = Field(description="the file that says most about the outcome")
+    agent_status: str = Field(default="", description="the agent's own words, made safe to show")
     stdout: Path
     stderr: Path
 
@@ -50,9 +55,11 @@ def report_of(folder: SandboxFolder) -> Report:
     return Report(
         id=record.id,
         name=record.name,
-        outcome=ended.outcome.value if ended else Outcome.CANCELLED.value,
+        outcome=(record.outcome or Outcome.CANCELLED).value,
         exit_code=ended.exit_code if ended else None,
-        detail=ended.detail if ended else "",
+        detail=_detail(record),
+        evidence=_evidence(folder, record),
+        agent_status=review.told(folder).status if record.heard else "",
         result=_summary(folder),
         worktree=record.task.worktree,
         image=record.image_name,
@@ -62,6 +69,20 @@ def report_of(folder: SandboxFolder) -> Report:
         stdout=folder.stdout,
         stderr=folder.stderr,
     )
+
+
+def _detail(record: SandboxRecord) -> str:
+    if record.failure and record.failure.outcome:
+        return record.failure.message
+    return record.exec_result.detail if record.exec_result else ""
+
+
+def _evidence(folder: SandboxFolder, record: SandboxRecord) -> Path:
+    if record.failure and record.failure.evidence:
+        return Path(record.failure.evidence)
+    if record.outcome in (Outcome.GUEST_OOM, Outcome.BOOT_TIMEOUT, Outcome.CONNECTION_LOST):
+        return folder.console
+    return folder.stderr if record.exec_result else folder.events
 
 
 def _summary(folder: SandboxFolder) -> ResultSummary | None:

@@ -2,11 +2,13 @@
 of it. Pure.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
 from vmsandbox.model import ExecResult, Failure, Outcome, SandboxRecord, SandboxState
+from vmsandbox.text import printable
 
 LIVE = frozenset(
     {
@@ -25,21 +27,45 @@ _OUTCOMES = {
     "connection_lost": Outcome.CONNECTION_LOST,
     "guest_gone": Outcome.CONNECTION_LOST,
 }
+_NO_SPACE = "No space left on device"
+_OOM = re.compile(rb"[Oo]ut of memory: Killed process [0-9]+ \(([^)\n]{1,64})\)")
 
 
 def failed(record: SandboxRecord, error: VmsandboxError, console: Path) -> dict[str, Any]:
     """What changes in a record whose life failed by `error`; the first cause is kept."""
+    outcome = _outcome(record, error)
     failure = Failure(
         code=error.code,
         message=error.message,
         hint=error.hint,
         evidence=error.evidence or str(console),
         phase=record.state.value,
+        outcome=outcome,
     )
     ended = record.exec_result
-    if ended is None and (outcome := _OUTCOMES.get(error.code)) is not None:
+    if ended is None and outcome is not None:
         ended = ExecResult(exit_code=None, outcome=outcome, detail=error.message)
     return {"failure": record.failure or failure, "exec_result": ended}
+
+
+def _outcome(record: SandboxRecord, error: VmsandboxError) -> Outcome | None:
+    """What a task counts as because of this error, if that has a name."""
+    if isinstance(error, ReviewRefused):
+        return Outcome.COLLECT_REFUSED
+    if record.state is SandboxState.COLLECTING and _NO_SPACE in error.message:
+        return Outcome.GUEST_DISK_FULL
+    return _OUTCOMES.get(error.code)
+
+
+def told_by_console(ended: ExecResult, console: bytes) -> ExecResult:
+    """A failed task whose guest's kernel killed something for lack of memory meanwhile, wherever
+    in the guest: only the console tells."""
+    killed = _OOM.findall(console)
+    if ended.outcome is not Outcome.FAILED or not killed:
+        return ended
+    name = printable(killed[-1], newlines=False)
+    detail = f"the guest's kernel killed {name} for lack of memory; {ended.detail}"
+    return ended.model_copy(update={"outcome": Outcome.GUEST_OOM, "detail": detail})
 
 
 def taken_up(record: SandboxRecord) -> dict[str, Any]:

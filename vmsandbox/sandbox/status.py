@@ -13,6 +13,7 @@ from pydantic import Field
 from vmsandbox import review
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import (
+    BatchMark,
     ExecResult,
     Failure,
     Limits,
@@ -49,10 +50,14 @@ class Status(Value):
     problems: tuple[str, ...] = ()
     disk_bytes: int = 0
     timings: dict[str, float] = Field(default_factory=dict)
+    batch: BatchMark | None = None
+    agent_status: str = Field(default="", description="the agent's own words, made safe to show")
 
     @property
     def outcome(self) -> str:
-        """How the task ended, or an empty text while it has not."""
+        """How the task ended, all told, or an empty text while it has not."""
+        if self.failure and self.failure.outcome:
+            return self.failure.outcome.value
         return self.exec_result.outcome.value if self.exec_result else ""
 
 
@@ -94,6 +99,8 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
         problems=problems,
         disk_bytes=folder.allocated_bytes(),
         timings=record.timings,
+        batch=record.batch,
+        agent_status=review.told(folder).status if record.heard else "",
     )
 
 
