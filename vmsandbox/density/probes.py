@@ -4,15 +4,13 @@ Every reading is one look: nothing here waits or looks twice, so that what is me
 """
 
 import contextlib
-import re
 from pathlib import Path
 
 import psutil
 
 from vmsandbox.density.figures import HostReading
+from vmsandbox.host import pressure
 
-_PRESSURE = Path("/proc/pressure/memory")
-_AVERAGE = re.compile(r"^some avg10=([0-9.]+)", re.MULTILINE)
 _NS = 1_000_000_000
 
 
@@ -23,16 +21,8 @@ def host() -> HostReading:
         available_bytes=memory.available,
         total_bytes=memory.total,
         swap_used_bytes=psutil.swap_memory().used,
-        memory_pressure=_pressure(),
+        memory_pressure=pressure("memory"),
     )
-
-
-def _pressure() -> float | None:
-    """Kernels without pressure stall information have no such file, or refuse to read it."""
-    with contextlib.suppress(OSError):
-        if found := _AVERAGE.search(_PRESSURE.read_text()):
-            return float(found[1])
-    return None
 
 
 def own_rss_bytes() -> int:

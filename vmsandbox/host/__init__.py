@@ -7,17 +7,21 @@ from vmsandbox.host.checks import Check, Status, Subject, examine
 from vmsandbox.host.daemons import default_uri as libvirt_uri
 from vmsandbox.host.daemons import prepare, stop
 from vmsandbox.host.facts import facts, verdict
+from vmsandbox.host.load import Load, load, pressure
 from vmsandbox.host.mending import mend
 
 __all__ = [
     "Check",
+    "Load",
     "Status",
     "Subject",
     "examine",
     "facts",
     "libvirt_uri",
+    "load",
     "mend",
     "prepare",
+    "pressure",
     "stop",
     "verdict",
 ]
