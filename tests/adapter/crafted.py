@@ -8,7 +8,9 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
@@ -74,44 +76,84 @@ def bytes_of(node: Node) -> bytes:
     return node if isinstance(node, bytes) else node[0]
 
 
+class Made(NamedTuple):
+    """What git made of some files: a tree, a commit of it, and every file of their objects."""
+
+    tree: str
+    commit: str
+    objects: Mapping[Path, bytes]
+
+
+@cache
+def made(object_format: str, files: tuple[tuple[bytes, Node], ...]) -> Made:
+    """Files in an otherwise empty store, in one go through git's fast import; once per process."""
+    stream = io.BytesIO()
+    stream.write(b"commit refs/heads/made\ncommitter A <a@b> 1 +0000\ndata 0\n")
+    for path, node in files:
+        data = bytes_of(node)
+        stream.write(b"M %o inline %s\ndata %d\n" % (mode_of(node), _quoted(path), len(data)))
+        stream.write(data + b"\n")
+    with TemporaryDirectory(prefix="vms-") as folder:
+        store = Objects(Path(folder) / "store", object_format)
+        git(store.path, "fast-import", "--quiet", "--force", stdin=stream.getvalue())
+        tree = store.line("rev-parse", "refs/heads/made^{tree}")
+        commit = store.line("commit-tree", "-m", "made", tree)
+        kept = (file for file in (store.path / "objects").rglob("*") if file.is_file())
+        return Made(tree, commit, {f.relative_to(store.path): f.read_bytes() for f in kept})
+
+
+@cache
+def empty_store(object_format: str) -> Mapping[Path, bytes]:
+    """The files of a store that git just made."""
+    with TemporaryDirectory(prefix="vms-") as folder:
+        path = Path(folder)
+        git(path, "init", "-q", "--bare", "--template=", f"--object-format={object_format}")
+        return {f.relative_to(path): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
 class Objects:
     """A quarantine store, filled by hand."""
 
     def __init__(self, path: Path, object_format: str = "sha1") -> None:
         self.path = path
-        path.mkdir()
-        git(path, "init", "-q", "--bare", "--template=", f"--object-format={object_format}")
+        self._format = object_format
+        self._commits: dict[str, str] = {}
+        for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags"):
+            (path / folder).mkdir(parents=True)
+        for name, data in empty_store(object_format).items():
+            (path / name).write_bytes(data)
 
     def blob(self, content: bytes) -> str:
-        return self._line("hash-object", "-w", "--stdin", stdin=content)
+        return self.line("hash-object", "-w", "--stdin", stdin=content)
 
     def mktree(self, lines: Sequence[tuple[int, str, bytes]]) -> str:
         """A tree of exactly these (mode, oid, name), whatever they are."""
         listing = b"".join(
             b"%o %s %s\t%s\0" % (mode, _kind(mode), oid.encode(), name) for mode, oid, name in lines
         )
-        return self._line("mktree", "-z", "--missing", stdin=listing)
+        return self.line("mktree", "-z", "--missing", stdin=listing)
 
     def raw_tree(self, entries: Sequence[tuple[bytes, bytes, str]]) -> str:
         """A tree object byte by byte, in the given order: (mode, name, oid)."""
         body = b"".join(
             mode + b" " + name + b"\0" + bytes.fromhex(oid) for mode, name, oid in entries
         )
-        return self._line("hash-object", "-w", "-t", "tree", "--literally", "--stdin", stdin=body)
+        return self.line("hash-object", "-w", "-t", "tree", "--literally", "--stdin", stdin=body)
 
     def tree(self, files: Files) -> str:
-        """A tree that holds these files, in one go through git's fast import."""
-        stream = io.BytesIO()
-        stream.write(b"commit refs/heads/made\ncommitter A <a@b> 1 +0000\ndata 0\n")
-        for path, node in files.items():
-            data = bytes_of(node)
-            stream.write(b"M %o inline %s\ndata %d\n" % (mode_of(node), _quoted(path), len(data)))
-            stream.write(data + b"\n")
-        git(self.path, "fast-import", "--quiet", "--force", stdin=stream.getvalue())
-        return self._line("rev-parse", "refs/heads/made^{tree}")
+        """A tree that holds these files."""
+        found = made(self._format, tuple(files.items()))
+        for name, data in found.objects.items():
+            file = self.path / name
+            if not file.exists():
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(data)
+                file.chmod(0o444)
+        self._commits[found.tree] = found.commit
+        return found.tree
 
     def commit(self, tree: str) -> str:
-        return self._line("commit-tree", "-m", "made", tree)
+        return self._commits.get(tree) or self.line("commit-tree", "-m", "made", tree)
 
     def replace(self, oid: str, content: bytes) -> None:
         """Put other content where an object lies, as a failing disk or a meddler might."""
@@ -123,7 +165,7 @@ class Objects:
         loose.chmod(0o644)
         loose.write_bytes(zlib.compress(b"blob %d\0" % len(content) + content))
 
-    def _line(self, *arguments: str, stdin: bytes = b"") -> str:
+    def line(self, *arguments: str, stdin: bytes = b"") -> str:
         return git(self.path, *arguments, stdin=stdin).decode().strip()
 
 

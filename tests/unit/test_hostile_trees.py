@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmsandbox.errors import ReviewRefused
-from vmsandbox.hostile import MEANING, Findings, inspect, raise_refusals
+from vmsandbox.hostile import MEANING, Findings, inspect, inspection, raise_refusals
 from vmsandbox.hostile.links import LinkWalker
 from vmsandbox.model import Change, ChangeKind, TreeEntry
 
@@ -101,7 +101,9 @@ def test_too_many_bytes_are_refused_where_they_become_too_many() -> None:
     assert not judge(changes, max_bytes=101).refusals
 
 
-def test_a_listing_without_end_is_given_up() -> None:
+def test_a_listing_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "MAX_ENTRIES", 20_000)  # so that it is soon over
+
     def bomb() -> Iterable[TreeEntry]:
         while True:
             yield TreeEntry(b"x", FILE, "a" * 40)

@@ -5,11 +5,9 @@ its floor here first, which is the moment to ask whether it is one.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 PACKAGE = Path(__file__).parents[2] / "vmsandbox"
 
@@ -84,7 +82,16 @@ SOURCES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if room_of(path) not in ("guest_scripts", "recipes")
 }
-BY_FILE = pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+
+
+def none(found: Iterable[str]) -> None:
+    """There must be nothing; all that there is is told."""
+    told = "\n".join(found)
+    assert not told, told
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -128,48 +135,63 @@ def test_every_room_has_a_floor() -> None:
     assert not homeless, f"give these rooms a floor in {Path(__file__).name}: {sorted(homeless)}"
 
 
-@BY_FILE
-def test_imports_go_down(path: Path) -> None:
-    room = room_of(path)
+def climbs(room: str, other: str) -> str | None:
+    """Why `room` must not import `other`."""
     floor = FLOORS.get(room, 0)
-    for line, other in rooms_imported(SOURCES[path]):
-        if other == room:
-            continue
-        where = f"{path.name}:{line}: {room!r} (floor {floor}) imports {other!r}"
-        assert other in FLOORS, f"{where}, which has no floor"
-        assert FLOORS[other] <= floor, f"{where} (floor {FLOORS[other]}), which lies above"
-        if floor in STRANGERS:
-            assert FLOORS[other] < floor, f"{where}, a neighbour"
+    if other == room:
+        return None
+    if other not in FLOORS:
+        return "which has no floor"
+    if FLOORS[other] > floor:
+        return f"(floor {FLOORS[other]}), which lies above"
+    return "a neighbour" if floor in STRANGERS and FLOORS[other] == floor else None
+
+
+def test_imports_go_down() -> None:
+    none(
+        f"{shown(path)}:{line}: {room_of(path)!r} imports {other!r}, {why}"
+        for path, tree in SOURCES.items()
+        for line, other in rooms_imported(tree)
+        if (why := climbs(room_of(path), other))
+    )
 
 
 def test_no_two_modules_import_each_other() -> None:
     TopologicalSorter({path: modules_imported(path) for path in SOURCES}).prepare()
 
 
-@BY_FILE
-def test_each_library_has_one_owner(path: Path) -> None:
-    for line, name in imported(SOURCES[path]):
-        owners = LIBRARY_OWNERS.get(name.partition(".")[0])
-        assert owners is None or room_of(path) in owners, (
-            f"{path.name}:{line}: {name} belongs to {sorted(owners)}"
-        )
+def test_each_library_has_one_owner() -> None:
+    none(
+        f"{shown(path)}:{line}: {name} belongs to {sorted(owners)}"
+        for path, tree in SOURCES.items()
+        for line, name in imported(tree)
+        if (owners := LIBRARY_OWNERS.get(name.partition(".")[0])) and room_of(path) not in owners
+    )
 
 
-@BY_FILE
-def test_each_program_has_one_owner(path: Path) -> None:
-    for node in ast.walk(SOURCES[path]):
-        if not (isinstance(node, ast.List | ast.Tuple) and node.elts):
-            continue
-        first = node.elts[0]
-        if isinstance(first, ast.Constant) and first.value in PROGRAM_OWNERS:
-            owner = PROGRAM_OWNERS[str(first.value)]
-            assert room_of(path) == owner, (
-                f"{path.name}:{node.lineno}: {first.value!r} is run by {owner or 'nobody'}"
-            )
+def programs_run(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, program) of every command line that is spelled out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple) and node.elts:
+            first = node.elts[0]
+            if isinstance(first, ast.Constant) and first.value in PROGRAM_OWNERS:
+                yield node.lineno, str(first.value)
 
 
-@BY_FILE
-def test_floors_0_and_1_are_pure(path: Path) -> None:
-    if FLOORS.get(room_of(path), 0) in PURE_FLOORS:
-        for line, name in imported(SOURCES[path]):
-            assert name.partition(".")[0] not in IMPURE_MODULES, f"{path.name}:{line}: {name}"
+def test_each_program_has_one_owner() -> None:
+    none(
+        f"{shown(path)}:{line}: {program!r} is run by {PROGRAM_OWNERS[program] or 'nobody'}"
+        for path, tree in SOURCES.items()
+        for line, program in programs_run(tree)
+        if room_of(path) != PROGRAM_OWNERS[program]
+    )
+
+
+def test_floors_0_and_1_are_pure() -> None:
+    none(
+        f"{shown(path)}:{line}: {name}"
+        for path, tree in SOURCES.items()
+        if FLOORS.get(room_of(path), 0) in PURE_FLOORS
+        for line, name in imported(tree)
+        if name.partition(".")[0] in IMPURE_MODULES
+    )
