@@ -29,17 +29,28 @@ settings.register_profile("vmsandbox", deadline=None, print_blob=True)
 settings.load_profile("vmsandbox")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """With several processes (``-n``) the tests of a group stay together."""
+    if config.getoption("dist", "no") != "no":
+        config.option.dist = "loadgroup"
+
+
 def layer_of(item: pytest.Item) -> str:
     parts = item.path.relative_to(ROOT / "tests").parts
     return parts[0] if parts[0] in LAYERS else LAYERS[-1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick layers first, so that a plain mistake shows before a guest boots."""
+    """The quick layers first, so that a plain mistake shows before a guest boots.
+
+    Tests with guests, and those that may have to start libvirt's daemons, stay in one process.
+    """
     items.sort(key=lambda item: LAYERS.index(layer_of(item)))
     for item in items:
         if layer_of(item) == "vm":
             item.add_marker(pytest.mark.vm)
+        if layer_of(item) == "vm" or "host" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("libvirt"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,7 +41,7 @@ def make(hypervisor: Hypervisor, facts: LibvirtFacts, short_path: Path) -> Itera
     made: list[TinyGuest] = []
 
     def make(**wanted: Any) -> TinyGuest:
-        guest = tiny_guest(short_path / str(len(made)), facts, **wanted)
+        guest = tiny_guest(short_path / f"{short_path.name}-{len(made)}", facts, **wanted)
         made.append(guest)
         return guest
 

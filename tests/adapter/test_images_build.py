@@ -25,6 +25,9 @@ from vmsandbox.errors import HostProblem
 from vmsandbox.images import ImageStore, builtin_recipes, overlay
 from vmsandbox.images.programs import locate, run
 
+pytestmark = pytest.mark.xdist_group("mmdebstrap")
+"""They look at its temporary folders, which everybody on the machine has in common."""
+
 SOURCES = """\
 Types: deb
 URIs: {uri}
