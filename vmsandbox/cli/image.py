@@ -1,4 +1,4 @@
-"""Owns the verbs about images: build, list, verify, export, import, remove."""
+"""Owns the verbs about images: build, list, verify, export, import, warm, remove."""
 
 import contextlib
 import signal
@@ -13,10 +13,12 @@ from vmsandbox.cli import output
 from vmsandbox.cli.output import JsonFlag, Output
 
 if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
     from vmsandbox.images import ImageStore
     from vmsandbox.model import Image
+    from vmsandbox.sandbox import TemplateStatus
 
 app = typer.Typer(no_args_is_help=True, help="Build, share and remove images.")
 
@@ -65,15 +67,18 @@ def build(
 
 @app.command(name="list")
 def list_(as_json: JsonFlag = False) -> None:
-    """Show the images: names, digests, what they take on disk.
+    """Show the images and the templates made of them: digests, sizes, what they take on disk.
 
     Example: vmsandbox image list --json
     """
+    from vmsandbox.sandbox import Rooms, all_templates
+
     out = output.begin(as_json)
-    images = _images()
-    found = images.list()
-    data = {"images": [_described(images, image) for image in found]}
-    out.result(data, None if as_json else _table(data["images"]))
+    with Rooms.open() as rooms:
+        found = [_described(rooms.images, image) for image in rooms.images.list()]
+        templates = [_template(one) for one in all_templates(rooms)]
+    data = {"images": found, "templates": templates}
+    out.result(data, None if as_json else _tables(found, templates))
 
 
 @app.command()
@@ -126,18 +131,41 @@ def import_(
 
 
 @app.command()
+def warm(
+    reference: ReferenceArgument,
+    cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
+    memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the template that starts of an image at this size are cloned from, ahead of time.
+
+    A size that is not given is the one that a run in this folder would have.
+
+    Example: vmsandbox image warm debian-12 --cpus 2 --memory 2G
+    """
+    from vmsandbox import sandbox
+
+    out = output.begin(as_json)
+    with sandbox.Rooms.open() as rooms, _terminable(), _progress(out) as progress:
+        asked = {"image": reference, "cpus": cpus, "memory": memory}
+        limits = sandbox.settings_here(Path.cwd(), asked).limits()
+        done = sandbox.warm(rooms, rooms.images.resolve(reference), limits, progress)
+    outcome, data = "made" if done.made else "already there", _template(done.template)
+    out.result(data | {"outcome": outcome}, f"{outcome}: {_template_line(data)}")
+
+
+@app.command()
 def remove(reference: ReferenceArgument, as_json: JsonFlag = False) -> None:
-    """Remove a name and, if no other is left, the image; refused while a sandbox stands on it.
+    """Remove a name and, if no other is left, the image and its templates; refused while a sandbox
+    stands on it.
 
     Example: vmsandbox image remove debian-12
     """
-    from vmsandbox.images import ImageStore
-    from vmsandbox.store import Store
+    from vmsandbox.sandbox import Rooms, remove_image
 
     out = output.begin(as_json)
-    store = Store()
-    in_use = {record.image_digest for record in store.records()}
-    freed = ImageStore(store.images).remove(reference, in_use=in_use)
+    with Rooms.open() as rooms:
+        freed = remove_image(rooms, reference)
     out.result(
         {"reference": reference, "freed_bytes": freed}, f"removed {reference}, {_mib(freed)} freed"
     )
@@ -181,9 +209,41 @@ def _show(out: Output, images: "ImageStore", image: "Image", done: str) -> None:
     out.result(data, f"{done} {image.name} ({_mib(data['disk_bytes'])})\n{image.digest}")
 
 
-def _table(images: list[dict[str, Any]]) -> "Table | str":
-    if not images:
-        return f"no images; build one: vmsandbox image build {DEFAULT_RECIPE}"
+def _template(one: "TemplateStatus") -> dict[str, Any]:
+    record = one.record.model_dump(mode="json", exclude={"version"})
+    used_by = list(one.used_by)
+    return {"name": one.name, **record, "disk_bytes": one.disk_bytes, "used_by": used_by}
+
+
+def _template_line(one: dict[str, Any]) -> str:
+    size = f"{one['cpus']} CPU, {one['memory_mib']} MiB"
+    return f"template {one['name']} of {one['image_name']} ({size}), {_mib(one['disk_bytes'])}"
+
+
+def _tables(images: list[dict[str, Any]], templates: list[dict[str, Any]]) -> "Group":
+    from rich.console import Group
+
+    nothing = f"no images; build one: vmsandbox image build {DEFAULT_RECIPE}"
+    shown: list[RenderableType] = [_table(images) if images else nothing]
+    if templates:
+        shown += ["", _template_table(templates)]
+    return Group(*shown)
+
+
+def _template_table(templates: list[dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    columns = ("TEMPLATE", "OF", "CPUS", "MEMORY", "ON DISK", "MADE", "USED BY")
+    table = Table(*columns, box=None, pad_edge=False)
+    for one in templates:
+        made = one["created_at"][:16].replace("T", " ")
+        used = f"{len(one['used_by'])} sandbox(es)" if one["used_by"] else "-"
+        size = (str(one["cpus"]), f"{one['memory_mib']} MiB", _mib(one["disk_bytes"]))
+        table.add_row(one["name"], one["image_name"], *size, made, used)
+    return table
+
+
+def _table(images: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
     table = Table("NAME", "DIGEST", "ON DISK", "DESCRIPTION", box=None, pad_edge=False)

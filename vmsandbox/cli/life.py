@@ -313,9 +313,13 @@ def cleanup(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would go, remove nothing.")
     ] = False,
+    templates: Annotated[
+        bool, typer.Option("--templates", help="Also templates that later starts would use.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove what is left over: decided and empty sandboxes, half-made files, orphaned guests.
+    """Remove what is left over: decided and empty sandboxes, half-made files, orphaned guests,
+    templates that no start would use any more.
 
     Never touches what runs, nor a result that waits for a decision.
     """
@@ -323,7 +327,7 @@ def cleanup(
 
     out = output.begin(as_json)
     with Rooms.open() as rooms, out.waiting("looking for leftovers"):
-        cleaned = clean_up(rooms, dry_run=dry_run)
+        cleaned = clean_up(rooms, dry_run=dry_run, whole_templates=templates)
     _show_cleaned(out, cleaned, dry_run=dry_run)
 
 

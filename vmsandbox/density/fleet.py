@@ -20,7 +20,7 @@ from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
 from vmsandbox.guest import Deadline, Guest
 from vmsandbox.guest.task import as_user, user_environment
 from vmsandbox.model import Failure, LaunchPlan, SandboxRecord
-from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, templates
+from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, freezing
 from vmsandbox.sandbox.access import open_guest
 from vmsandbox.sandbox.plan import domain_spec
 from vmsandbox.sandbox.rooms import owner_uid
@@ -120,7 +120,7 @@ class Fleet:
             host=plan.host,
             owner_uid=owner_uid(),
         )
-        made = templates.ensure(self.rooms, spec, plan.image, plan.host, self._check)
+        made = freezing.ensure(self.rooms, spec, plan.image, plan.host, self._check)
         return allocated_bytes(made.path)
 
     def _check(self) -> None:

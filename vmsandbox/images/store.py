@@ -98,6 +98,10 @@ class ImageStore:
         """What the image takes on disk."""
         return _allocated_bytes(image.folder)
 
+    def holds(self, digest: str) -> bool:
+        """Whether the image is there, sound or not, under whatever names."""
+        return (self.root / folder_name(digest)).is_dir()
+
     # --- overlays -------------------------------------------------------------------------------
 
     def create_overlay(self, image: Image, path: Path, size_mib: int) -> None:

@@ -1,25 +1,29 @@
 """Owns sandboxes: what a user can do with them, from a request to the last freed byte.
 
 `create` checks a request and makes the folder, `plan` decides the start, `start` and `life` carry
-it out, `transfer` moves the worktree in and the change set out, `status` says what is true,
-`access` steps into a guest, `ending` stops, deletes and cleans up.
+it out, `templates` knows what guests can be cloned from and `freezing` makes it, `transfer` moves
+the worktree in and the change set out, `status` says what is true, `access` steps into a guest,
+`ending` stops, deletes and cleans up.
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
 from vmsandbox.sandbox.briefing import read_brief
-from vmsandbox.sandbox.create import Request, create_sandbox, propose
+from vmsandbox.sandbox.create import Request, create_sandbox, propose, settings_here
 from vmsandbox.sandbox.ending import (
     Cleaned,
     clean_up,
     delete_sandbox,
     has_undecided_result,
+    remove_image,
     spawn_manager,
     stop_sandbox,
 )
+from vmsandbox.sandbox.freezing import Warmed, warm
 from vmsandbox.sandbox.life import Listener, Manager, keep_guest
 from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.status import Status, observe, observe_all
+from vmsandbox.sandbox.templates import TemplateStatus, all_templates
 from vmsandbox.sandbox.transfer import SyncReport, sync_worktree
 
 __all__ = [
@@ -32,6 +36,9 @@ __all__ = [
     "Rooms",
     "Status",
     "SyncReport",
+    "TemplateStatus",
+    "Warmed",
+    "all_templates",
     "clean_up",
     "create_sandbox",
     "delete_sandbox",
@@ -42,9 +49,12 @@ __all__ = [
     "observe_all",
     "propose",
     "read_brief",
+    "remove_image",
+    "settings_here",
     "spawn_manager",
     "ssh_argv",
     "ssh_config_text",
     "stop_sandbox",
     "sync_worktree",
+    "warm",
 ]

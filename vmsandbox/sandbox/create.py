@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from vmsandbox import config, worktree
-from vmsandbox.errors import HostProblem
+from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.model import (
     BatchMark,
     Brief,
@@ -107,6 +107,14 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         cold=request.cold,
         batch=request.batch,
     )
+
+
+def settings_here(folder: Path, overrides: Mapping[str, Any]) -> config.Config:
+    """The settings that a run in this folder would have, be it a worktree or not."""
+    top = folder
+    with contextlib.suppress(VmsandboxError):
+        top = worktree.locate(folder).top
+    return config.load(_sources(top), overrides)
 
 
 def _sources(top: Path) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from vmsandbox.sandbox.plan import GRACE_S
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.sandbox.status import Status, observe
+from vmsandbox.sandbox.templates import Template
 from vmsandbox.store import SandboxFolder, allocated_bytes, is_locked, locked
 
 _POLL_S = 0.05
@@ -164,20 +165,21 @@ def _domains_of(rooms: Rooms, folder: SandboxFolder) -> list[str]:
 # --- what nobody owns any more --------------------------------------------------------------------
 
 
-def clean_up(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
+def clean_up(rooms: Rooms, *, dry_run: bool, whole_templates: bool = False) -> list[Cleaned]:
     """Remove decided and empty sandboxes, half-made folders and templates, orphaned guests, unused
-    snapshots, logs of guests that are gone for good.
+    snapshots, logs of guests that are gone for good; of whole templates those that no start would
+    use any more, or with `whole_templates` all that no sandbox stands on.
 
     Never touches what runs, what is managed, nor a result that waits for a decision.
     """
     cleaned = _clean_domains(rooms, dry_run=dry_run)
-    cleaned += _clean_templates(rooms, dry_run=dry_run)
     cleaned += [
         item
         for folder in rooms.store.folders()
         if (item := _clean_sandbox(rooms, folder, dry_run=dry_run))
     ]
     cleaned += _clean_leaving(rooms, dry_run=dry_run)
+    cleaned += _clean_templates(rooms, dry_run=dry_run, whole=whole_templates)
     cleaned += _clean_worktrees(rooms, dry_run=dry_run)
     cleaned += _clean_logs(rooms, dry_run=dry_run)
     cleaned += _clean_builds(rooms, dry_run=dry_run)
@@ -253,22 +255,37 @@ def _is_of_template(domain: str) -> bool:
     return domain.startswith(templates.DOMAIN_PREFIX)
 
 
-def _clean_templates(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
-    """Half-made ones, with the guest that was to be frozen. Whole ones are worth their space."""
+def _clean_templates(rooms: Rooms, *, dry_run: bool, whole: bool) -> list[Cleaned]:
+    """Half-made ones, with the guest that was to be frozen, and those that no start would use. The
+    others are worth their space, unless `whole` says that it is needed."""
     found = []
-    for template in templates.abandoned(rooms):
+    for template, why in templates.disposable(rooms, whole=whole):
         freed = allocated_bytes(template.path) if dry_run else templates.remove(rooms, template)
-        outcome = "would go" if dry_run else "removed"
+        outcome = "would go" if dry_run else "kept" if freed is None else "removed"
         found.append(
             Cleaned(
                 kind="template",
                 what=template.path.name,
                 outcome=outcome,
-                detail="half made",
-                freed_bytes=freed,
+                detail="in use again" if freed is None else why,
+                freed_bytes=freed or 0,
             )
         )
     return found
+
+
+def remove_image(rooms: Rooms, reference: str) -> int:
+    """Remove an image's name and, with the last one, the image and the templates made of it. The
+    bytes that this freed.
+
+    Raises NegativeAnswer ``image_in_use`` if a sandbox stands on it.
+    """
+    in_use = {record.image_digest for record in rooms.store.records()}
+    freed = rooms.images.remove(reference, in_use=in_use)
+    for template in templates.all_templates(rooms):
+        if not rooms.images.holds(template.record.image_digest):
+            freed += templates.remove(rooms, Template(template.path)) or 0
+    return freed
 
 
 def _clean_leaving(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:

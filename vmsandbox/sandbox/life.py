@@ -40,7 +40,7 @@ from vmsandbox.model import (
     Snapshot,
     sandbox_may_become,
 )
-from vmsandbox.sandbox import briefing, setbacks, start, transfer
+from vmsandbox.sandbox import briefing, setbacks, start, templates, transfer
 from vmsandbox.sandbox.access import LogTail, open_guest
 from vmsandbox.sandbox.attention import NOW, attending, sole_manager
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
@@ -49,6 +49,8 @@ from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder
 
 _FLUSH_S = 5.0
+_CLONE_SHARE = 1 / 3
+"""Of the time for a boot: a clone that has not answered by then would hardly do so later."""
 _LISTEN_EVERY = 15
 """Looks, about as many seconds, between two questions for the agent's status: each costs the guest
 a few processes."""
@@ -244,15 +246,33 @@ class Manager:
         elif record.state not in setbacks.LIVE:
             self._become(SandboxState.STARTING)
         with self._phase("boot"):
-            guest = self._connect(record)
-            self._wait_ready(guest, record)
+            guest = self._boot()
         if "first_command" not in record.timings:
             self._timed("first_command", round(time.time() - self._called_at, 3))
         if self.folder.read_record().state is SandboxState.STARTING:
             self._become(SandboxState.READY)
         return guest
 
-    def _wait_ready(self, guest: Guest, record: SandboxRecord) -> None:
+    def _boot(self) -> Guest:
+        """A guest that is ready. A clone that does not get there gives way to a cold start."""
+        record = self.folder.read_record()
+        clone_of = None if record.base_in_guest else record.template
+        patience_s = record.limits.boot_timeout_s * (_CLONE_SHARE if clone_of else 1)
+        guest = self._connect(record)
+        try:
+            self._wait_ready(guest, record, Deadline(patience_s))
+        except GuestProblem as problem:
+            if clone_of is None:
+                raise
+            self.rooms.note(f"starting cold: the clone did not get ready: {problem.message}")
+            templates.strike(self.rooms, clone_of)
+            self._create(self._change(cold=True, template=None))
+            return self._boot()
+        if clone_of:
+            templates.absolve(self.rooms, clone_of)
+        return guest
+
+    def _wait_ready(self, guest: Guest, record: SandboxRecord, deadline: Deadline) -> None:
         def runs(_: Deadline) -> str | None:
             if self.rooms.guest_alive(record.domain_uuid) is False:
                 raise self._boot_died()
@@ -264,7 +284,7 @@ class Manager:
                 guest.answers(),
                 guest.seeded(record.id),
             ],
-            Deadline(record.limits.boot_timeout_s),
+            deadline,
             evidence=str(self.folder.console),
         )
 

@@ -27,7 +27,7 @@ from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.guest import known_hosts_line, ssh_config
 from vmsandbox.hypervisor import migration
 from vmsandbox.model import LaunchPlan, SandboxRecord
-from vmsandbox.sandbox import templates
+from vmsandbox.sandbox import freezing, templates
 from vmsandbox.sandbox.plan import domain_spec
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.sandbox.templates import Template
@@ -47,15 +47,15 @@ def start_guest(
     plan: LaunchPlan,
     folder: SandboxFolder,
     *,
-    cloned_from: Callable[[str], object],
+    cloned_from: Callable[[str | None], object],
     check: Callable[[], object] = lambda: None,
 ) -> None:
     """Start the domain of a sandbox, running and with its seed on the way.
 
     A disk that is there already is booted again. Otherwise the guest is cloned, unless the record
-    says cold; `cloned_from` is told the template's name before anything depends on it. A template
-    that cannot be made or used is only a note: then the start is cold. Raises HostProblem, and what
-    `check` raises, which is called while it waits.
+    says cold; `cloned_from` is told the template's name before anything depends on it, and None
+    when nothing does any more. A template that cannot be made or used is only a note: then the
+    start is cold. Raises HostProblem, and what `check` raises, which is called while it waits.
     """
     _write_keys(plan, folder)
     spec = _spec(rooms, plan, folder)
@@ -64,11 +64,12 @@ def start_guest(
         return
     if not (record.cold or plan.image.cloud_init):
         try:
-            template = templates.ensure(rooms, spec, plan.image, plan.host, check)
+            template = freezing.ensure(rooms, spec, plan.image, plan.host, check)
             _clone(rooms, plan, folder, spec, template, cloned_from)
             return
         except VmsandboxError as error:
             _undo_clone(rooms, plan, folder)
+            cloned_from(None)
             check()
             if error.code in _NO_FALLBACK:
                 raise

@@ -1,41 +1,47 @@
-"""Owns templates: guests frozen while they wait for their seed, from which later starts are cloned.
+"""Owns what templates are and which there are: guests frozen while they wait for their seed, from
+which later starts are cloned. :mod:`vmsandbox.sandbox.freezing` makes them.
 
 A template is a folder below ``templates/``, named by its fingerprint: RAM in a file, device state,
 a disk, and template.json, whose presence says that it is whole. Everything that a frozen guest
 depends on is in the fingerprint, so a stale template is simply never found. It holds no identity:
 the guest was frozen before it got one.
+
+A sandbox uses the template that its record names. Whoever clones writes that down before it looks
+whether the template is whole; whoever removes takes template.json away before it looks at records.
+So one of both sees the other.
 """
 
 import contextlib
-import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import psutil
 from pydantic import Field
 
-from vmsandbox.deadline import Deadline
 from vmsandbox.domain import DomainSpec, Layer, SharedMemory, domain_xml
-from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
-from vmsandbox.hypervisor import migration
-from vmsandbox.model import Digest, HostFacts, Image, Value, digest_of, now
+from vmsandbox.errors import VmsandboxError
+from vmsandbox.model import Digest, Endpoint, HostFacts, Image, Limits, Value, digest_of, now
+from vmsandbox.sandbox.plan import domain_spec
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
-from vmsandbox.store import allocated_bytes, is_locked, locked, read_value, write_value
+from vmsandbox.store import (
+    SSH_PORT,
+    SandboxFolder,
+    allocated_bytes,
+    is_locked,
+    locked,
+    read_value,
+)
 
-_WAITING = b"vmsandbox: waiting for the seed"
-_BOOT_S = 180.0
-_IDLE_S = 60.0
-_IDLE_WINDOW_S = 0.5
-_IDLE_SHARE = 0.05
 _NAMESPACE = uuid.UUID("0d9a6f43-3c9c-4d0c-8a8e-5a1f6d6b7c11")
-_MIB = 1024 * 1024
 _MAKING = ".making-"
 _ID = "template-"
+_HEADER_BYTES = 64 * 1024  # of a qcow2: names what it stands on
+_STRIKES = 2
+"""Clones in a row that may not get ready before a template is thrown away."""
+
 DOMAIN_PREFIX = f"vmsandbox-{_ID}"
 """Names of domains that live only while a template is made of them."""
 
@@ -86,11 +92,45 @@ class Template:
         return self.path / "sock"
 
     @property
+    def strikes(self) -> Path:
+        """As many bytes as clones, the last ones in a row, did not get ready."""
+        return self.path / "strikes"
+
+    @property
+    def name(self) -> str:
+        """The same for one that is being made."""
+        return self.path.name.removeprefix(_MAKING)
+
+    @property
     def lock(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.lock")
+        """Held while it is made or removed."""
+        return self.path.with_name(f"{self.name}.lock")
+
+    @property
+    def making(self) -> "Template":
+        """Where it is until it is whole."""
+        return Template(self.path.with_name(f"{_MAKING}{self.name}"))
+
+    @property
+    def withdrawn(self) -> Path:
+        """Its record, while it is decided whether it may be removed."""
+        return self.path / ".template.json"
+
+    def is_making(self) -> bool:
+        return self.path.name.startswith(_MAKING)
 
     def is_whole(self) -> bool:
         return self.record.exists()
+
+    def is_usable(self) -> bool:
+        """Whether a start may be cloned from it."""
+        return self.is_whole() and not self.is_spoilt()
+
+    def is_spoilt(self) -> bool:
+        """Whether its clones do not get ready."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.strikes.stat().st_size >= _STRIKES
+        return False
 
     def read(self) -> TemplateRecord | None:
         return read_value(self.record, TemplateRecord)
@@ -160,6 +200,20 @@ def _cpu_identity() -> list[str]:
     return [f"{key.strip()}={value.strip()}" for key, _, value in lines if key.strip() in wanted]
 
 
+def machine_of(rooms: Rooms, image: Image, host: HostFacts, limits: Limits) -> DomainSpec:
+    """The machine that a start of this size would boot, whoever's it is."""
+    return domain_spec(
+        folder=rooms.store.folder("template"),
+        state_root=rooms.store.path,
+        endpoint=Endpoint(address="127.0.0.1", port=SSH_PORT),
+        domain_uuid=str(uuid.UUID(int=0)),
+        limits=limits,
+        image=image,
+        host=host,
+        owner_uid=owner_uid(),
+    )
+
+
 def template_at(rooms: Rooms, spec: DomainSpec, image: Image, host: HostFacts) -> Template:
     """Where the template of this machine is, whole or not."""
     digest = fingerprint(spec, image, host)
@@ -178,101 +232,16 @@ def clone_spec(spec: DomainSpec, template: Template, image: Image, host: HostFac
     )
 
 
-# --- making one -----------------------------------------------------------------------------------
-
-
-def ensure(
-    rooms: Rooms,
-    spec: DomainSpec,
-    image: Image,
-    host: HostFacts,
-    check: Callable[[], object] = lambda: None,
-) -> Template:
-    """The whole template of this machine, made now if there is none; parallel callers wait for one.
-
-    `check` is called all the while, and ends the waiting by what it raises. Raises GuestProblem
-    ``template_unsupported``, ``boot_timeout``; HostProblem ``host_disk_full``, ``qemu_failed`` and
-    what else a start raises. Nothing half-made is left.
-    """
-    template = template_at(rooms, spec, image, host)
-    if template.is_whole():
-        return template
-    if image.cloud_init:
-        raise GuestProblem(
-            "template_unsupported",
-            f"{image.name} takes its seed from a disk only: no template can be made of it",
-            hint="vmsandbox run --cold …",
-        )
-    with _turn(template.lock, check):
-        if not template.is_whole():
-            rooms.note(
-                f"making a template of {image.name} ({spec.vcpus} CPU, {spec.memory_mib} MiB);"
-                " later starts are clones of it"
-            )
-            _make(rooms, template, spec, image, host, check)
-    return template
-
-
-@contextlib.contextmanager
-def _turn(lock: Path, check: Callable[[], object]) -> Iterator[None]:
-    """Wait for whoever makes it now."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            check()
-            with contextlib.suppress(BlockingIOError):
-                stack.enter_context(locked(lock, wait=False))
-                break
-        yield
-
-
-def _make(
-    rooms: Rooms,
-    template: Template,
-    spec: DomainSpec,
-    image: Image,
-    host: HostFacts,
-    check: Callable[[], object],
-) -> None:
-    started = time.monotonic()
-    making = Template(template.path.with_name(f"{_MAKING}{template.path.name}"))
-    machine = _template_spec(rooms, making, spec, image, host)
-    rooms.hypervisor.destroy(machine.uuid)  # of a maker that was killed
-    shutil.rmtree(making.path, ignore_errors=True)
-    making.path.mkdir(mode=0o711)
-    try:
-        _freeze(rooms, making, machine, image, host, check)
-        record = TemplateRecord(
-            fingerprint=fingerprint(spec, image, host),
-            image_name=image.name,
-            image_digest=image.digest,
-            cpus=spec.vcpus,
-            memory_mib=spec.memory_mib,
-            qemu_version=host.qemu_version,
-            accelerator=host.accelerator.value,
-            made_in_s=round(time.monotonic() - started, 3),
-        )
-        write_value(making.record, record)
-        making.path.rename(template.path)
-    except OSError as error:
-        full = error.errno in (28, 122)
-        raise HostProblem(
-            "host_disk_full" if full else "template_failed",
-            f"cannot make a template below {template.path.parent}: {error.strerror}",
-            hint="vmsandbox cleanup",
-        ) from error
-    finally:
-        shutil.rmtree(making.path, ignore_errors=True)
-
-
-def _template_spec(
-    rooms: Rooms, making: Template, spec: DomainSpec, image: Image, host: HostFacts
+def making_spec(
+    rooms: Rooms, template: Template, spec: DomainSpec, image: Image, host: HostFacts
 ) -> DomainSpec:
-    name = making.path.name.removeprefix(_MAKING)
-    uuid_ = _domain_uuid(rooms, name)
+    """The machine that boots to be frozen, its files where the template is made."""
+    making = template.making
+    uuid_ = domain_uuid(rooms, template)
     return spec.model_copy(
         update={
-            "id": f"{_ID}{name}",
-            "name": _domain_name(uuid_),
+            "id": f"{_ID}{template.name}",
+            "name": domain_name(uuid_),
             "uuid": uuid_,
             "owner_uid": owner_uid(),
             "disk": making.disk,
@@ -286,84 +255,33 @@ def _template_spec(
     )
 
 
-def _domain_uuid(rooms: Rooms, name: str) -> str:
+def domain_uuid(rooms: Rooms, template: Template) -> str:
     """The same for every attempt, so that what a killed maker left is found; another one for
     another state folder, because libvirt is shared."""
-    return str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{name}"))
+    return str(uuid.uuid5(_NAMESPACE, f"{rooms.store.path}\0{template.name}"))
 
 
-def _domain_name(uuid_: str) -> str:
+def domain_name(uuid_: str) -> str:
+    """Of the domain that a template is made of."""
     return f"{DOMAIN_PREFIX}{uuid_[:8]}"
 
 
-def _freeze(
-    rooms: Rooms,
-    making: Template,
-    machine: DomainSpec,
-    image: Image,
-    host: HostFacts,
-    check: Callable[[], object],
-) -> None:
-    """Boot until the guest waits for its seed and is idle; keep its RAM, state and disk."""
-    with making.ram.open("wb") as ram:
-        ram.truncate(machine.memory_mib * _MIB)
-    rooms.images.create_overlay(image, making.disk, -(-image.rootfs_bytes // _MIB))
-    if host.qemu_uid != os.geteuid():
-        for path in (making.ram, making.disk):
-            os.chown(path, host.qemu_uid, host.qemu_gid)
-    making.ram.chmod(0o600)
-    rooms.hypervisor.start(domain_xml(machine))
-    try:
-        _wait_waiting(rooms, making, machine, check)
-        _wait_idle(rooms, machine)
-        rooms.hypervisor.pause(machine.uuid)
-        migration.save_state(rooms.hypervisor, machine.uuid, making.socket, making.state)
-    finally:
-        rooms.hypervisor.destroy(machine.uuid)
-        rooms.hypervisor.forget(machine.name)
-    making.console.unlink(missing_ok=True)
+# --- clones that do not get ready -----------------------------------------------------------------
 
 
-def _wait_waiting(
-    rooms: Rooms, making: Template, machine: DomainSpec, check: Callable[[], object]
-) -> None:
-    deadline = Deadline(_BOOT_S)
-    while _WAITING not in _read(making.console):
-        check()
-        if rooms.guest_alive(machine.uuid) is False:
-            raise _no_template(rooms, making, machine, "it went away while it booted")
-        if deadline.passed():
-            raise _no_template(rooms, making, machine, f"it took longer than {_BOOT_S:g} s")
-        time.sleep(0.05)
+def strike(rooms: Rooms, name: str) -> None:
+    """A clone did not get ready. Twice in a row, and the template is thrown away."""
+    template = Template(rooms.store.templates / name)
+    with contextlib.suppress(OSError), template.strikes.open("ab") as strikes:
+        strikes.write(b"x")
+    if template.is_spoilt():
+        rooms.note(f"template {name} is thrown away: {_STRIKES} clones in a row did not get ready")
 
 
-def _read(path: Path) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
-    return b""
-
-
-def _no_template(rooms: Rooms, making: Template, machine: DomainSpec, why: str) -> GuestProblem:
-    found = rooms.hypervisor.evidence(machine.name, making.console)
-    last = (*found.qemu_lines[-1:], *found.console_lines[-1:], "nothing")[0]
-    return GuestProblem(
-        "template_unsupported",
-        f"the guest never waited for its seed ({why}); it said last: {last}",
-        hint="vmsandbox run --cold …",
-    )
-
-
-def _wait_idle(rooms: Rooms, machine: DomainSpec) -> None:
-    """What a boot still does after the seed unit waits would be done by every clone again."""
-    pid = rooms.hypervisor.pid(machine.uuid)
-    if pid is None:
-        return
-    deadline = Deadline(_IDLE_S)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        while not deadline.passed():
-            if process.cpu_percent(_IDLE_WINDOW_S) < 100 * _IDLE_SHARE:
-                return
+def absolve(rooms: Rooms, name: str) -> None:
+    """A clone got ready: what went wrong before was not the template's fault."""
+    with contextlib.suppress(OSError):
+        Template(rooms.store.templates / name).strikes.unlink(missing_ok=True)
 
 
 # --- looking after them ---------------------------------------------------------------------------
@@ -373,21 +291,30 @@ class TemplateStatus(Value):
     """A template as `image list` shows it."""
 
     name: str
+    path: Path
     record: TemplateRecord
     disk_bytes: int
+    used_by: tuple[str, ...] = Field(default=(), description="ids of sandboxes that stand on it")
 
 
 def all_templates(rooms: Rooms) -> list[TemplateStatus]:
     """Every whole template, oldest first."""
-    found = []
-    for template in _folders(rooms):
-        with contextlib.suppress(HostProblem):
-            if record := template.read():
-                size = allocated_bytes(template.path)
-                found.append(
-                    TemplateStatus(name=template.path.name, record=record, disk_bytes=size)
-                )
-    return sorted(found, key=lambda one: one.record.created_at)
+    found = (status_of(rooms, template) for template in _folders(rooms))
+    return sorted((one for one in found if one), key=lambda one: one.record.created_at)
+
+
+def status_of(rooms: Rooms, template: Template) -> TemplateStatus | None:
+    """None if it is not whole."""
+    with contextlib.suppress(VmsandboxError):
+        if (record := template.read()) and not template.is_making():
+            return TemplateStatus(
+                name=template.name,
+                path=template.path,
+                record=record,
+                disk_bytes=allocated_bytes(template.path),
+                used_by=users(rooms, template),
+            )
+    return None
 
 
 def _folders(rooms: Rooms) -> Iterator[Template]:
@@ -396,40 +323,97 @@ def _folders(rooms: Rooms) -> Iterator[Template]:
             yield Template(path)
 
 
-def unused(rooms: Rooms) -> list[Template]:
-    """Templates, whole or half-made, that no sandbox was cloned from."""
-    used = {record.template for record in rooms.store.records()}
-    return [template for template in _folders(rooms) if template.path.name not in used]
+def users(rooms: Rooms, template: Template) -> tuple[str, ...]:
+    """The sandboxes whose disk stands on it."""
+    return tuple(one.id for one in rooms.store.folders() if _stands_on(one, template))
 
 
-def abandoned(rooms: Rooms) -> list[Template]:
-    """What makers that were killed left half-made, files or a guest; not what is made now."""
+def _stands_on(folder: SandboxFolder, template: Template) -> bool:
+    """As its record says; where that cannot be read, as its disk's header does."""
+    try:
+        return folder.read_record().template == template.name
+    except VmsandboxError:
+        with contextlib.suppress(OSError), folder.overlay.open("rb") as disk:
+            return template.name.encode() in disk.read(_HEADER_BYTES)
+        return False
+
+
+def disposable(rooms: Rooms, *, whole: bool) -> list[tuple[Template, str]]:
+    """What may go, and why: what is half made and not being made now, and templates that no sandbox
+    uses and no start would; with `whole` also those that starts would use."""
+    found = [(one, "half made") for one in _half_made(rooms)]
+    for template in _folders(rooms):
+        if template.is_whole() and not (template.is_making() or users(rooms, template)):
+            reason = _why_useless(rooms, template) or ("not used now" if whole else "")
+            found += [(template, reason)] if reason else []
+    return found
+
+
+def _half_made(rooms: Rooms) -> list[Template]:
+    """Of makers and removers that were killed: files, or a guest."""
     owned = rooms.hypervisor.list_owned(rooms.store.path)
     names = {guest.id.removeprefix(_ID) for guest in owned if guest.id.startswith(_ID)}
-    found = (template.path.name for template in _folders(rooms))
-    names |= {name.removeprefix(_MAKING) for name in found if name.startswith(_MAKING)}
-    half_made = [Template(rooms.store.templates / f"{_MAKING}{name}") for name in sorted(names)]
-    return [making for making in half_made if not is_locked(_lock_of(making))]
+    folders = list(_folders(rooms))
+    names |= {one.name for one in folders if one.is_making()}
+    found = [Template(rooms.store.templates / name).making for name in sorted(names)]
+    found += [
+        one for one in folders if not (one.is_making() or one.is_whole() or users(rooms, one))
+    ]
+    return [one for one in found if not is_locked(one.lock)]
 
 
-def _lock_of(template: Template) -> Path:
-    """Also of one that is being made."""
-    return template.path.with_name(f"{template.path.name.removeprefix(_MAKING)}.lock")
-
-
-def remove(rooms: Rooms, template: Template) -> int:
-    """Remove a template that nobody uses; returns the bytes it took, 0 if it is being made now."""
-    lock = _lock_of(template)
+def _why_useless(rooms: Rooms, template: Template) -> str:
+    """Why no start would be cloned from it; empty if one would."""
+    if template.is_spoilt():
+        return "its clones did not get ready"
     try:
-        with locked(lock, wait=False):
-            freed = allocated_bytes(template.path)
-            template.record.unlink(missing_ok=True)  # from here on it is found no more
-            uuid_ = _domain_uuid(rooms, template.path.name.removeprefix(_MAKING))
-            with contextlib.suppress(VmsandboxError):
-                rooms.end_guest(uuid_)
-            rooms.forget_logs(_domain_name(uuid_))
-            shutil.rmtree(template.path, ignore_errors=True)
-            lock.unlink(missing_ok=True)
+        record = template.read()
+    except VmsandboxError:
+        return "its record cannot be read"
+    if record is None:
+        return ""  # just removed
+    try:
+        image = rooms.images.resolve(record.image_digest)
+    except VmsandboxError:
+        return "its image is gone"
+    host = rooms.host_facts(image)
+    limits = Limits(cpus=record.cpus, memory_mib=record.memory_mib)
+    same = fingerprint(machine_of(rooms, image, host, limits), image, host) == record.fingerprint
+    return "" if same else "made on another host, QEMU, kernel or vmsandbox"
+
+
+def remove(rooms: Rooms, template: Template) -> int | None:
+    """Remove a template and return the bytes that it took; None if it is kept, because a sandbox
+    uses it or somebody makes it now."""
+    try:
+        with locked(template.lock, wait=False):
+            freed = remove_locked(rooms, template)
+            template.lock.unlink(missing_ok=True)
             return freed
     except BlockingIOError:
-        return 0
+        return None
+
+
+def remove_locked(rooms: Rooms, template: Template) -> int | None:
+    """As :func:`remove`, for who holds the template's lock."""
+    if not _withdraw(rooms, template):
+        return None
+    freed = allocated_bytes(template.path)
+    if template.is_making():
+        uuid_ = domain_uuid(rooms, template)
+        with contextlib.suppress(VmsandboxError):
+            rooms.end_guest(uuid_)
+        rooms.forget_logs(domain_name(uuid_))
+    shutil.rmtree(template.path, ignore_errors=True)
+    return freed
+
+
+def _withdraw(rooms: Rooms, template: Template) -> bool:
+    """From here on it is found no more; False, and all is as before, if a sandbox has it."""
+    with contextlib.suppress(FileNotFoundError):
+        template.record.rename(template.withdrawn)
+    if template.is_making() or not users(rooms, template):
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        template.withdrawn.rename(template.record)
+    return False
