@@ -140,12 +140,13 @@ def _clone(
     xml = domain_xml(templates.clone_spec(spec, template, plan.image, plan.host))
     write_atomic(folder.domain_xml, xml.encode())
     rooms.hypervisor.start(xml, paused=True)
-    with _incoming(plan, folder) as via:
-        migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
-    if plan.limits.disk_mib > size_mib:
-        rooms.hypervisor.resize_disk(plan.domain_uuid, "vda", plan.limits.disk_mib * _MIB)
-    rooms.hypervisor.resume(plan.domain_uuid)
-    _send_seed(plan, folder)
+    with templates.blamed(rooms, template):
+        with _incoming(plan, folder) as via:
+            migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
+        if plan.limits.disk_mib > size_mib:
+            rooms.hypervisor.resize_disk(plan.domain_uuid, "vda", plan.limits.disk_mib * _MIB)
+        rooms.hypervisor.resume(plan.domain_uuid)
+        _send_seed(plan, folder)
 
 
 def _send_seed(plan: LaunchPlan, folder: SandboxFolder) -> None:

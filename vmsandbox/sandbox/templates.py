@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import Field
 
 from vmsandbox.domain import DomainSpec, Layer, SharedMemory, domain_xml
-from vmsandbox.errors import VmsandboxError
+from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.model import Digest, Endpoint, HostFacts, Image, Limits, Value, digest_of, now
 from vmsandbox.sandbox.plan import domain_spec
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
@@ -276,6 +276,16 @@ def strike(rooms: Rooms, name: str) -> None:
         strikes.write(b"x")
     if template.is_spoilt():
         rooms.note(f"template {name} is thrown away: {_STRIKES} clones in a row did not get ready")
+
+
+@contextlib.contextmanager
+def blamed(rooms: Rooms, template: Template) -> Iterator[None]:
+    """What fails inside counts as a clone that did not get ready."""
+    try:
+        yield
+    except HostProblem:
+        strike(rooms, template.name)
+        raise
 
 
 def absolve(rooms: Rooms, name: str) -> None:
