@@ -244,8 +244,8 @@ def test_borrowed_stores_are_quoted() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda p: not {0, 47} & {*p})))
 def test_any_name_may_be_in_conflict(paths: list[bytes]) -> None:
-    lines = [f"conflict {_git_quoted(path)}" for path in paths]
-    report = parse_update("\n".join(["updated /", *lines, "head kept", ""]).encode())
+    lines = [f"U\t{_git_quoted(path)}" for path in paths]
+    report = parse_update("\n".join(["M\t/", *lines, "head kept", ""]).encode())
     assert (report.updated, report.head_moved) == (1, False)
     assert report.conflicts == tuple(sorted({*paths}))
 
@@ -267,10 +267,10 @@ def _git_quoted(path: bytes) -> str:
     "answer",
     [
         b"",
-        b"updated\nhead kept\n",
-        b"updated x\nevil\n",
+        b"M\nhead kept\n",
+        b"M\tx\nevil\n",
         b"\xff\n",
-        b"conflict x\n",
+        b"U\tx\n",
         b"evil x\nhead kept",
     ],
 )

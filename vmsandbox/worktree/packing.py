@@ -1,4 +1,4 @@
-"""Owns how a snapshot's objects become a pack: whole and kept, or thin and streamed.
+"""Owns how a snapshot's objects become a pack: whole and kept, or only what is new.
 
 The whole pack stays in the store, beside its index. So the guest need not index it again, which is
 most of what unpacking costs; several sandboxes of one worktree share it; and the store holds
@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
 from vmsandbox.errors import HostProblem
@@ -20,15 +21,22 @@ from vmsandbox.worktree.stores import locked
 _KEPT = 2
 
 
-class WholePack(NamedTuple):
-    """A pack's index and the pack, open for reading."""
+class Pack(NamedTuple):
+    """A pack's index and the pack, open for reading, and what both are called."""
 
+    name: str
     index_file: BinaryIO
     pack_file: BinaryIO
 
+    @classmethod
+    def opened(cls, path: Path, stack: ExitStack) -> "Pack":
+        """The pack at `path`, until `stack` ends."""
+        index = stack.enter_context(path.with_suffix(".idx").open("rb"))
+        return cls(path.stem, index, stack.enter_context(path.open("rb")))
+
 
 @contextmanager
-def whole_pack(snapshot: Snapshot) -> Iterator[WholePack]:
+def whole_pack(snapshot: Snapshot) -> Iterator[Pack]:
     """The pack of everything that a guest with nothing needs; made if it is not there yet.
 
     Raises HostProblem ``snapshot_unreadable``, ``snapshot_missing``, ``host_disk_full``.
@@ -41,10 +49,8 @@ def whole_pack(snapshot: Snapshot) -> Iterator[WholePack]:
         )
     with ExitStack() as stack:
         with locked(snapshot.git_dir.parent):
-            path = _find(snapshot) or _make(snapshot)
-            index = stack.enter_context(path.with_suffix(".idx").open("rb"))
-            pack = stack.enter_context(path.open("rb"))
-        yield WholePack(index, pack)
+            pack = Pack.opened(_find(snapshot) or _make(snapshot), stack)
+        yield pack
 
 
 def _note(snapshot: Snapshot) -> Path:
@@ -94,18 +100,38 @@ def _forget_old(notes: Path, packs: Path) -> None:
                 (packs / name).with_suffix(suffix).unlink(missing_ok=True)
 
 
-def thin_pack(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
-    """What a guest lacks that has `previous`, in chunks; raises as :func:`whole_pack`."""
+@contextmanager
+def new_pack(snapshot: Snapshot, previous: Snapshot) -> Iterator[Pack]:
+    """What a guest lacks that has `previous`; raises as :func:`whole_pack`.
+
+    No delta leaves it: a guest then has to resolve none, and gets the index as well.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(space_below(snapshot.git_dir))
+        folder = Path(stack.enter_context(TemporaryDirectory(dir=snapshot.git_dir)))
+        known = previous if _holds(snapshot, previous) else None
+        arguments = pack_arguments(snapshot, known, str(folder / "pack"))
+        try:
+            store = Git(git_dir=snapshot.git_dir)
+            name = store.word(*arguments, stdin=wanted_objects(snapshot, known))
+        except GitFailed as error:
+            raise unreadable(snapshot, error) from error
+        yield Pack.opened(folder / f"pack-{name}.pack", stack)
+
+
+def changed_names(snapshot: Snapshot, previous: Snapshot) -> bytes:
+    """Paths that differ between two snapshots, one a line as git quotes them; nothing if the store
+    has lost the former."""
+    if not _holds(snapshot, previous):
+        return b""
+    words = ("diff-tree", "-r", "--no-renames", "--name-only", previous.commit, snapshot.commit)
+    return Git(git_dir=snapshot.git_dir).run(*words)
+
+
+def _holds(snapshot: Snapshot, previous: Snapshot) -> bool:
+    """What was removed from the store since cannot be built on: then all is sent."""
     store = Git(git_dir=snapshot.git_dir)
-    # What was removed from the store since cannot be built on: then all is sent.
-    known = None if store.attempt("cat-file", "-e", previous.commit).code else previous
-    try:
-        with store.process(*pack_arguments(snapshot, known, "--stdout", "--thin")) as process:
-            process.stdin.write(wanted_objects(snapshot, known))
-            process.stdin.close()
-            yield from process.chunks()
-    except (GitFailed, BrokenPipeError) as error:
-        raise unreadable(snapshot, error) from error
+    return store.attempt("cat-file", "-e", previous.commit).code == 0
 
 
 def pack_arguments(

@@ -7,7 +7,6 @@ What they answer is the guest's word and treated as such: bounded, parsed strict
 import io
 import os
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -17,14 +16,15 @@ from vmsandbox.model import Snapshot, TreePath, Value
 from vmsandbox.text import printable, unquote_path
 from vmsandbox.worktree import include as including
 from vmsandbox.worktree.git import RAW_ATTRIBUTES
-from vmsandbox.worktree.packing import thin_pack, whole_pack
+from vmsandbox.worktree.packing import changed_names, new_pack, whole_pack
 from vmsandbox.worktree.repository import config_text
-from vmsandbox.worktree.space import space_below
 
 SCRIPTS = Path("/usr/lib/vmsandbox")
 STATE = Path("/var/lib/vmsandbox")
 OWNER = "agent"
 
+_LETTERS = frozenset("ADMTU")
+"""Of ``git diff-index --name-status``; U is unmerged."""
 _MAX_ANSWER = 16 << 20
 _CHUNK = 1 << 18
 _TAR_END = 2 * tarfile.BLOCKSIZE
@@ -96,14 +96,13 @@ def base_stream(snapshot: Snapshot, previous: Snapshot | None = None) -> Iterato
 
 
 def _update_tar(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
-    folder = snapshot.git_dir
-    with space_below(folder), tempfile.TemporaryFile(dir=folder) as pack:  # a tar needs its size
-        for chunk in thin_pack(snapshot, previous):
-            pack.write(chunk)
-        pack.seek(0)
-        yield from tarred("update/exclude", _excludes(snapshot))
+    with new_pack(snapshot, previous) as new:
+        stem = f"base.git/objects/pack/{new.name}"
+        yield from tarred(f"{stem}.pack", new.pack_file)
+        yield from tarred(f"{stem}.idx", new.index_file)  # last: from now on git looks at both
+        yield from tarred("collect.git/info/exclude", _excludes(snapshot))
         yield from tarred("update/shallow", _shallow(snapshot))
-        yield from tarred("update/pack", pack)
+        yield from tarred("update/changed", changed_names(snapshot, previous))
         yield tarfile.NUL * _TAR_END
 
 
@@ -182,10 +181,10 @@ def parse_update(answer: bytes) -> UpdateReport:
     conflicts: set[bytes] = set()
     *lines, last = answer[:_MAX_ANSWER].decode("ascii", "replace").splitlines() or [""]
     for line in lines:
-        word, _, name = line.partition(" ")
-        if not name or word not in ("updated", "conflict"):
+        letter, _, name = line.partition("\t")
+        if not name or letter not in _LETTERS:
             raise _odd(answer)
-        (updated if word == "updated" else conflicts).add(unquote_path(name))
+        (conflicts if letter == "U" else updated).add(unquote_path(name))
     if last not in ("head moved", "head kept"):
         raise _odd(answer)
     return UpdateReport(
