@@ -5,7 +5,9 @@ Each is a Multiboot kernel, which QEMU's ``-kernel`` loads as it loads Linux: a 
 some 32-bit code that prints the text on the serial port and then does one thing.
 """
 
+import itertools
 import os
+import secrets
 import struct
 import subprocess
 import uuid
@@ -27,6 +29,8 @@ _AWAIT_BUTTON = bytes.fromhex(
     "66 ba 00 06  66 ed  f6 c4 01  74 f5"  # mov dx; in ax, dx; test ah, 1; jz to the mov
 )
 _RESET = bytes.fromhex("66 ba f9 0c  b0 06  ee")  # mov dx; mov al, 6; out dx, al
+
+_HOSTS = itertools.cycle(range(1, 251))
 
 THEN: Mapping[str, bytes] = {
     "halt": _HALT,
@@ -81,10 +85,14 @@ def tiny_guest(
     *,
     text: bytes = b"hello\n",
     then: str = "halt",
-    address: str = "127.9.9.9",
+    address: str | None = None,
     id_: str = "tiny",
 ) -> TinyGuest:
-    """Everything that a domain needs below `root`, with the modes that a sandbox has."""
+    """Everything that a domain needs below `root`, with the modes that a sandbox has.
+
+    Without `address`, one that no other test uses, whatever runs at the same time.
+    """
+    address = address or f"127.{secrets.randbelow(64) + 128}.{os.getpid() % 250}.{next(_HOSTS)}"
     folder = root / "sandboxes" / id_
     folder.mkdir(parents=True)
     for path in (root, root / "sandboxes", folder):

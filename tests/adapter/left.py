@@ -50,7 +50,7 @@ def described(rooms: Rooms, facts: LibvirtFacts) -> TinyGuest:
     id_ = "a" + secrets.token_hex(4)[1:]
     for name in ("kernel", "initramfs", "rootfs"):
         (rooms.store.path / name).unlink(missing_ok=True)
-    guest = tiny_guest(rooms.store.path, facts, id_=id_, address=f"127.9.{len(id_)}.9")
+    guest = tiny_guest(rooms.store.path, facts, id_=id_)
     spec = guest.spec.model_copy(update={"name": f"vmsandbox-{id_}", "ssh": None})
     return TinyGuest(spec)
 
