@@ -6,7 +6,7 @@ them expand to has no bound. Scalars mean what YAML 1.2 says, so ``no`` and ``1:
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ class Document:
         self.file = file
         self.value = value
         self._lines = lines
+
+    def replaced(self, change: Callable[[Any], Any]) -> "Document":
+        """Another value that was written at the same lines."""
+        return Document(self.file, change(self.value), self._lines)
 
     def line(self, place: Place) -> int:
         """The line where the value at `place`, or the nearest around it, begins."""

@@ -35,6 +35,7 @@ FLOORS: Mapping[str, int] = {
     "doctor": 3,
     "review": 3,
     "sandbox": 3,
+    "batch": 4,
     "density": 4,
     "cli": 5,
     "__main__": 5,

@@ -53,9 +53,9 @@ def top(
 
 
 def _register() -> None:
-    from vmsandbox.cli import brief, density, doctor, guest, image, life, review, run
+    from vmsandbox.cli import batch, brief, density, doctor, guest, image, life, review, run
 
-    for module in (run, life, guest, review, density, doctor):
+    for module in (run, batch, life, guest, review, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")

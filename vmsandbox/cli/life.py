@@ -328,7 +328,19 @@ def cleanup(
     out = output.begin(as_json)
     with Rooms.open() as rooms, out.waiting("looking for leftovers"):
         cleaned = clean_up(rooms, dry_run=dry_run, whole_templates=templates)
+        cleaned += _clean_batches(rooms, dry_run=dry_run)
     _show_cleaned(out, cleaned, dry_run=dry_run)
+
+
+def _clean_batches(rooms: "Rooms", *, dry_run: bool) -> "list[Cleaned]":
+    from vmsandbox import batch
+    from vmsandbox.sandbox import Cleaned
+
+    outcome = "would go" if dry_run else "removed"
+    return [
+        Cleaned(kind="batch", what=freed.batch, outcome=outcome, detail=freed.detail)
+        for freed in batch.clean_up(rooms.store, dry_run=dry_run)
+    ]
 
 
 def _show_cleaned(out: Output, cleaned: "list[Cleaned]", *, dry_run: bool = False) -> None:

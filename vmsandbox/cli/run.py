@@ -1,23 +1,20 @@
 """Owns the verbs that carry out a task: run, resume, and the detached manager's hidden entry."""
 
 import codecs
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vmsandbox.cli import output
+from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 from vmsandbox.errors import UsageProblem
 from vmsandbox.text import printable
 
 if TYPE_CHECKING:
-    from vmsandbox.sandbox import Manager, Report, Rooms
+    from vmsandbox.sandbox import Report, Rooms
     from vmsandbox.store import SandboxFolder
 
 FAILED = 125
@@ -25,6 +22,9 @@ TIMED_OUT = 124
 CANCELLED = 130
 """Exit codes for tasks that did not end by themselves, as docker run,
 timeout(1) and shells have them; 125 where the guest never said how it ended."""
+
+ASKED = "asking the task to end; what it did is still collected (again: stop at once)"
+AT_ONCE = "stopping at once; the disk is kept: vmsandbox resume collects from it"
 
 
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")]
@@ -206,7 +206,8 @@ def _carry_out(
 
     listener = _Terminal(out, quiet=quiet)
     with Manager.of(rooms, folder, listener) as manager:
-        report = _with_signals(out, manager)
+        wishes = (Wish(ASKED, manager.ask_to_end), Wish(AT_ONCE, manager.end_now))
+        report = attended(out, manager.carry_out, wishes)
     listener.close()
     out.result(report.model_dump(mode="json"), None)
     if not out.as_json and not quiet:
@@ -231,50 +232,6 @@ def _say(out: Output, report: "Report") -> None:
         out.note(report.detail)
     if report.changes:
         out.note(f"next: vmsandbox review {report.id}")
-
-
-def _with_signals(out: Output, manager: "Manager") -> "Report":
-    """The manager works in a thread so that a signal never cuts a step in half."""
-    outcome: list[Report | BaseException] = []
-    thread = threading.Thread(
-        target=_guarded(manager.carry_out, outcome), name="manager", daemon=True
-    )
-    asked = 0
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            out.note("asking the task to end; what it did is still collected (again: stop at once)")
-            threading.Thread(target=manager.ask_to_end, daemon=True).start()
-        elif asked == 2:
-            out.note("stopping at once; the disk is kept: vmsandbox resume collects from it")
-            threading.Thread(target=manager.end_now, daemon=True).start()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.5)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    found = outcome[0]
-    if isinstance(found, BaseException):
-        raise found
-    return found
-
-
-def _guarded(
-    work: "Callable[[], Report]", outcome: "list[Report | BaseException]"
-) -> Callable[[], None]:
-    def guarded() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:
-            outcome.append(error)
-
-    return guarded
 
 
 class _Terminal:

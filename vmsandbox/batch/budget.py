@@ -1,0 +1,145 @@
+"""Owns what all batches of a state folder have promised their guests of this host, in one file.
+
+A promise belongs to a batch and counts while a process manages that batch: what a batch that was
+killed had promised is void by itself. Whoever waits longest is served first.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from vmsandbox.batch.admission import Need, Promise, Verdict, decide
+from vmsandbox.batch.record import BatchFolder
+from vmsandbox.host import Load
+from vmsandbox.model import Value, now
+from vmsandbox.store import Store, locked, read_value, write_value
+
+_WORTH_TELLING_BYTES = 8 * 1024 * 1024
+
+
+class Reservation(Promise):
+    """A promise, and whose."""
+
+    batch: str
+    task: str
+
+
+class _Book(Value):
+    version: Literal[1] = 1
+    reservations: tuple[Reservation, ...] = ()
+    waiting: Mapping[str, datetime] = Field(
+        default_factory=dict, description="batches whose next task does not fit, since when"
+    )
+
+
+class Budget:
+    """The budget as one batch sees it."""
+
+    def __init__(self, store: Store, batch: str) -> None:
+        self._store = store
+        self._batch = batch
+        self._file = store.budget
+        self._guard = store.budget.with_suffix(".lock")
+
+    def admit(self, task: str, wanted: Need, load: Load) -> Verdict:
+        """Decide, and reserve what was decided before anybody else looks."""
+        with self._open() as (book, write):
+            mine = [one for one in book.reservations if self._is(one, task)]
+            if mine:
+                return Verdict(True)  # it has its share already
+            if ahead := self._ahead(book):
+                return Verdict(False, f"batch {ahead} waits longer")
+            verdict = decide(wanted, load, book.reservations, alone=not book.reservations)
+            waiting = {name: since for name, since in book.waiting.items() if name != self._batch}
+            if not verdict.admitted:
+                waiting[self._batch] = book.waiting.get(self._batch, now())
+                write(book.model_copy(update={"waiting": waiting}))
+                return verdict
+            write(_Book(reservations=(*book.reservations, self._of(task, wanted)), waiting=waiting))
+            return verdict
+
+    def adopt(self, task: str, wanted: Need) -> None:
+        """Reserve without asking, for a guest that runs already."""
+        with self._open() as (book, write):
+            others = tuple(one for one in book.reservations if not self._is(one, task))
+            kept = (*others, self._of(task, wanted))
+            write(book.model_copy(update={"reservations": kept}))
+
+    def hold(self, held: Mapping[str, tuple[int, int]]) -> None:
+        """Tell what the guests of these tasks hold by now: (memory, disk) bytes."""
+        with self._open() as (book, write):
+            told = tuple(self._with(one, held) for one in book.reservations)
+            if any(_differs(*pair) for pair in zip(told, book.reservations, strict=True)):
+                write(book.model_copy(update={"reservations": told}))
+
+    def release(self, task: str) -> None:
+        """Its guest is gone."""
+        with self._open() as (book, write):
+            others = tuple(one for one in book.reservations if not self._is(one, task))
+            write(book.model_copy(update={"reservations": others}))
+
+    def step_back(self) -> None:
+        """This batch waits for nothing any more."""
+        with self._open() as (book, write):
+            if self._batch in book.waiting:
+                rest = {name: at for name, at in book.waiting.items() if name != self._batch}
+                write(book.model_copy(update={"waiting": rest}))
+
+    def _of(self, task: str, wanted: Need) -> Reservation:
+        return Reservation(
+            batch=self._batch,
+            task=task,
+            memory_bytes=wanted.memory_bytes,
+            disk_bytes=wanted.disk_bytes,
+        )
+
+    def _is(self, one: Reservation, task: str) -> bool:
+        return (one.batch, one.task) == (self._batch, task)
+
+    def _with(self, one: Reservation, held: Mapping[str, tuple[int, int]]) -> Reservation:
+        if one.batch != self._batch or one.task not in held:
+            return one
+        memory, disk = held[one.task]
+        return one.model_copy(update={"held_memory_bytes": memory, "held_disk_bytes": disk})
+
+    def _ahead(self, book: _Book) -> str | None:
+        """The batch that waits for a share, and longer than we do."""
+        since = book.waiting.get(self._batch)
+        longer = [
+            name
+            for name, at in book.waiting.items()
+            if name != self._batch and (since is None or at < since)
+        ]
+        return min(longer, key=book.waiting.__getitem__, default=None)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[tuple[_Book, Callable[[_Book], None]]]:
+        with locked(self._guard):
+            yield self._living(read_value(self._file, _Book) or _Book()), self._write
+
+    def _write(self, book: _Book) -> None:
+        write_value(self._file, book)
+
+    def _living(self, book: _Book) -> _Book:
+        """Without what was promised by batches that nobody manages."""
+        names = {one.batch for one in book.reservations} | set(book.waiting)
+        living = {
+            name
+            for name in names
+            if name == self._batch or BatchFolder(self._store.batches / name).managed()
+        }
+        return _Book(
+            reservations=tuple(one for one in book.reservations if one.batch in living),
+            waiting={name: at for name, at in book.waiting.items() if name in living},
+        )
+
+
+def _differs(told: Reservation, before: Reservation) -> bool:
+    """Small changes are not worth a write."""
+    return (
+        abs(told.held_memory_bytes - before.held_memory_bytes) > _WORTH_TELLING_BYTES
+        or abs(told.held_disk_bytes - before.held_disk_bytes) > _WORTH_TELLING_BYTES
+    )

@@ -1,0 +1,81 @@
+"""Owns the ways into a batch: begin one, take one up again, or both steps in one call."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vmsandbox.batch import making, record
+from vmsandbox.batch.conducting import Conductor
+from vmsandbox.batch.plan import Plan, plan_files
+from vmsandbox.batch.record import SKIPPED
+from vmsandbox.batch.report import BatchReport, TaskReport, Unwatched, Watcher
+from vmsandbox.sandbox import Rooms
+
+
+class Carried:
+    """A batch that this process manages: `run` it, from one thread."""
+
+    def __init__(self, conductor: Conductor, id_: str, twice: tuple[TaskReport, ...] = ()) -> None:
+        self.id = id_
+        self._conductor = conductor
+        self._twice = twice
+
+    def run(self) -> BatchReport:
+        """Bring it to its end. Raises no error of a single task."""
+        report = self._conductor.run()
+        return report.model_copy(update={"tasks": (*report.tasks, *self._twice)})
+
+    def ask_to_end(self) -> None:
+        """Once: begin nothing more. Twice: end what runs and collect. Three times: at once."""
+        self._conductor.ask_to_end()
+
+
+@contextlib.contextmanager
+def begin_batch(
+    rooms: Rooms, plan: Plan, watcher: Watcher, *, jobs: int | None = None
+) -> Iterator[Carried]:
+    """A new batch of these tasks; nothing of it has started yet.
+
+    Raises UsageProblem ``tasks_invalid``, and HostProblem if this host can start no guest.
+    """
+    tasks = making.proposed(rooms, plan.tasks)
+    twice = tuple(
+        TaskReport(
+            name=task.name, id=None, outcome=SKIPPED, reason=f"{task.where} says the same again"
+        )
+        for task in plan.twice
+    )
+    for task in twice:
+        watcher.ended(task)
+    with record.create(rooms.store, tasks, jobs) as folder:
+        yield Carried(Conductor(rooms, folder, watcher), folder.id, twice)
+
+
+@contextlib.contextmanager
+def resume_batch(rooms: Rooms, selector: str | None, watcher: Watcher) -> Iterator[Carried]:
+    """A batch that was interrupted or killed, by id or unique prefix; None: the latest unfinished.
+
+    Raises UsageProblem ``batch_unknown``, ``nothing_to_resume``, ``batch_managed_elsewhere``.
+    """
+    folder = record.resolve(rooms.store, selector)
+    with folder.sole_manager():
+        yield Carried(Conductor(rooms, folder, watcher), folder.id)
+
+
+def run_batch(
+    files: Sequence[Path | str] | Plan,
+    *,
+    jobs: int | None = None,
+    watcher: Watcher | None = None,
+    root: Path | None = None,
+) -> BatchReport:
+    """Carry out the tasks of these files in VMs of their own, as many at once as the host carries.
+
+    `root` is the state folder. Nothing on the host is changed: every result waits for a decision.
+    Raises UsageProblem ``tasks_invalid`` with every problem before anything starts, and HostProblem
+    if this host can start no guest; what goes wrong with a single task is in the report.
+    """
+    plan = files if isinstance(files, Plan) else plan_files([Path(file) for file in files])
+    watcher = watcher or Unwatched()
+    with Rooms.open(root) as rooms, begin_batch(rooms, plan, watcher, jobs=jobs) as batch:
+        return batch.run()
