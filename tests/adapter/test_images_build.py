@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +23,6 @@ from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem
 from vmsandbox.images import ImageStore, builtin_recipes, overlay
 from vmsandbox.images.programs import locate, run
-
-pytestmark = pytest.mark.xdist_group("mmdebstrap")
-"""They look at its temporary folders, which everybody on the machine has in common."""
 
 SOURCES = """\
 Types: deb
@@ -68,8 +64,16 @@ def uri_of(listener: socket.socket) -> str:
     return f"http://127.0.0.1:{listener.getsockname()[1]}/debian"
 
 
-def mmdebstrap_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("mmdebstrap.*"))
+@pytest.fixture(autouse=True)
+def scratch(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where mmdebstrap works, so that nobody else's work is taken for ours."""
+    short_path.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(short_path))
+    return short_path
+
+
+def mmdebstrap_folders(scratch: Path) -> set[Path]:
+    return set(scratch.glob("mmdebstrap.*"))
 
 
 def left_in(root: Path) -> list[str]:
@@ -121,9 +125,8 @@ def empty_mirror() -> Iterator[str]:
 
 
 def test_an_empty_mirror_is_told_with_the_log(
-    recipe: Callable[[str], Path], empty_mirror: str, tmp_path: Path
+    recipe: Callable[[str], Path], empty_mirror: str, tmp_path: Path, scratch: Path
 ) -> None:
-    before = mmdebstrap_folders()
     store = ImageStore(tmp_path / "images")
     seen: list[str] = []
     with pytest.raises(HostProblem) as caught:
@@ -133,7 +136,7 @@ def test_an_empty_mirror_is_told_with_the_log(
     assert caught.value.evidence
     assert empty_mirror in Path(caught.value.evidence).read_text()
     assert left_in(store.root) == ["build.log"]
-    assert mmdebstrap_folders() == before
+    assert mmdebstrap_folders(scratch) == set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -142,25 +145,25 @@ def test_an_interrupted_build_leaves_nothing(
     recipe: Callable[[str], Path],
     deaf_mirror: socket.socket,
     tmp_path: Path,
+    scratch: Path,
 ) -> None:
-    before = mmdebstrap_folders()
     with building(recipe(uri_of(deaf_mirror)), tmp_path / "home") as process:
         asked(deaf_mirror)
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
+        assert mmdebstrap_folders(scratch)
         process.send_signal(number)
         process.communicate(timeout=60)
         assert process.returncode == 128 + number
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     assert left_in(tmp_path / "home/images") == ["build.log"]
-    assert mmdebstrap_folders() == before
+    assert mmdebstrap_folders(scratch) == set()
 
 
 def test_what_a_killed_build_began_ends_and_is_swept(
-    recipe: Callable[[str], Path], deaf_mirror: socket.socket, tmp_path: Path
+    recipe: Callable[[str], Path], deaf_mirror: socket.socket, tmp_path: Path, scratch: Path
 ) -> None:
-    before = mmdebstrap_folders()
     with building(recipe(uri_of(deaf_mirror)), tmp_path / "home") as process:
         asked(deaf_mirror)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -168,7 +171,7 @@ def test_what_a_killed_build_began_ends_and_is_swept(
         process.communicate()
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, "mmdebstrap outlived the build that it worked for"
-    assert mmdebstrap_folders() == before
+    assert mmdebstrap_folders(scratch) == set()
     store = ImageStore(tmp_path / "home/images")
     assert re.fullmatch(r"build-\w+", next(iter(set(left_in(store.root)) - {"build.log"})))
     assert store.sweep() > 0
