@@ -92,8 +92,8 @@ class Collecting:
 
 
 @pytest.fixture(scope="module")
-def collecting(tmp_path_factory: pytest.TempPathFactory) -> Collecting:
-    return Collecting(tmp_path_factory.mktemp("collect"))
+def collecting(memory: Path) -> Collecting:
+    return Collecting(memory)
 
 
 def test_killed_at_every_step_a_result_is_there_and_whole(collecting: Collecting) -> None:

@@ -1,35 +1,43 @@
 """`vmsandbox doctor` as a person calls it."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.sandboxes import State
+from tests.sandboxes import State, short_folder
 
 pytestmark = pytest.mark.usefixtures("host")
 
 
-@pytest.fixture
-def doctor(short_path: Path) -> State:
-    short_path.chmod(0o711)
-    return State(short_path)
+@pytest.fixture(scope="module")
+def doctor() -> Iterator[State]:
+    """One state folder for all, as the accelerator is probed anew in each."""
+    path = short_folder()
+    yield State(path)
+    shutil.rmtree(path)
 
 
-def test_every_check_is_in_the_json(doctor: State) -> None:
-    data = doctor.ok("doctor", "--json").data
-    assert data["ok"] is True
-    assert data["mended"] == []
-    statuses = {check["name"]: check["status"] for check in data["checks"]}
+@pytest.fixture(scope="module")
+def checks(doctor: State) -> Any:
+    return doctor.ok("doctor", "--json").data
+
+
+def test_every_check_is_in_the_json(checks: Any) -> None:
+    assert checks["ok"] is True
+    assert checks["mended"] == []
+    statuses = {check["name"]: check["status"] for check in checks["checks"]}
     assert statuses["libvirt"] == "ok"
     assert set(statuses.values()) <= {"ok", "warn"}
     assert {"programs", "qemu", "accelerator", "state folder", "disk"} <= statuses.keys()
 
 
-def test_the_text_names_each_check_and_its_hint(doctor: State) -> None:
-    checks = doctor.ok("doctor", "--json").data["checks"]
+def test_the_text_names_each_check_and_its_hint(doctor: State, checks: Any) -> None:
     answer = doctor.ok("doctor")
     words = " ".join(answer.out.split())
-    for check in checks:
+    for check in checks["checks"]:
         assert check["name"] in words
         if check["hint"]:
             assert " ".join(check["hint"].split()) in words

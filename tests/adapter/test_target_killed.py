@@ -8,8 +8,6 @@ import os
 import select
 import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,14 +73,6 @@ def either_old_or_new(found: dict[bytes, Node]) -> None:
 
 def staged(target: Path) -> list[Path]:
     return list(target.rglob(".vmsandbox-*"))
-
-
-@pytest.fixture(scope="module")
-def memory() -> Iterator[Path]:
-    """A folder that costs no disk time: the same apply is done hundreds of times."""
-    quick = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=quick, prefix="vmsandbox-killed-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ its floor here first, which is the moment to ask whether it is one.
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -78,11 +79,13 @@ def room_of(path: Path) -> str:
     return "" if first == "__init__" else first
 
 
-SOURCES = {
-    path: ast.parse(path.read_bytes(), filename=str(path))
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if room_of(path) not in ("guest_scripts", "recipes")
-}
+@cache
+def sources() -> Mapping[Path, ast.Module]:
+    return {
+        path: ast.parse(path.read_bytes(), filename=str(path))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if room_of(path) not in ("guest_scripts", "recipes")
+    }
 
 
 def none(found: Iterable[str]) -> None:
@@ -117,14 +120,14 @@ def rooms_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def modules_imported(path: Path) -> set[Path]:
     """The files of our own that `path` imports."""
     found = set()
-    for _, name in imported(SOURCES[path]):
+    for _, name in imported(sources()[path]):
         parts = name.split(".")
         if parts[0] != "vmsandbox":
             continue
         for length in (len(parts), len(parts) - 1):
             base = PACKAGE.joinpath(*parts[1:length])
             if candidate := next(
-                (c for c in (base.with_suffix(".py"), base / "__init__.py") if c in SOURCES), None
+                (c for c in (base.with_suffix(".py"), base / "__init__.py") if c in sources()), None
             ):
                 found.add(candidate)
                 break
@@ -132,7 +135,7 @@ def modules_imported(path: Path) -> set[Path]:
 
 
 def test_every_room_has_a_floor() -> None:
-    homeless = {room_of(path) for path in SOURCES} - FLOORS.keys()
+    homeless = {room_of(path) for path in sources()} - FLOORS.keys()
     assert not homeless, f"give these rooms a floor in {Path(__file__).name}: {sorted(homeless)}"
 
 
@@ -151,20 +154,20 @@ def climbs(room: str, other: str) -> str | None:
 def test_imports_go_down() -> None:
     none(
         f"{shown(path)}:{line}: {room_of(path)!r} imports {other!r}, {why}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for line, other in rooms_imported(tree)
         if (why := climbs(room_of(path), other))
     )
 
 
 def test_no_two_modules_import_each_other() -> None:
-    TopologicalSorter({path: modules_imported(path) for path in SOURCES}).prepare()
+    TopologicalSorter({path: modules_imported(path) for path in sources()}).prepare()
 
 
 def test_each_library_has_one_owner() -> None:
     none(
         f"{shown(path)}:{line}: {name} belongs to {sorted(owners)}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for line, name in imported(tree)
         if (owners := LIBRARY_OWNERS.get(name.partition(".")[0])) and room_of(path) not in owners
     )
@@ -182,7 +185,7 @@ def programs_run(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_each_program_has_one_owner() -> None:
     none(
         f"{shown(path)}:{line}: {program!r} is run by {PROGRAM_OWNERS[program] or 'nobody'}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for line, program in programs_run(tree)
         if room_of(path) != PROGRAM_OWNERS[program]
     )
@@ -191,7 +194,7 @@ def test_each_program_has_one_owner() -> None:
 def test_floors_0_and_1_are_pure() -> None:
     none(
         f"{shown(path)}:{line}: {name}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         if FLOORS.get(room_of(path), 0) in PURE_FLOORS
         for line, name in imported(tree)
         if name.partition(".")[0] in IMPURE_MODULES

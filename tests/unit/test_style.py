@@ -3,7 +3,8 @@
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,17 +31,24 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-PYTHON = {
-    path: ast.parse(path.read_bytes(), filename=str(path))
-    for path in project_files("vmsandbox", "tests", "benchmarks", "demo")
-    if path.suffix == ".py"
-}
-PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "vmsandbox")]
-TEXTS = {
-    path: path.read_text(errors="replace")
-    for path in project_files(".")
-    if path.suffix not in {".png", ".ico", ".pyc"}
-}
+@cache
+def python() -> Mapping[Path, ast.Module]:
+    return {
+        path: ast.parse(path.read_bytes(), filename=str(path))
+        for path in project_files("vmsandbox", "tests", "benchmarks", "demo")
+        if path.suffix == ".py"
+    }
+
+
+@cache
+def texts() -> Mapping[Path, str]:
+    return {
+        path: path.read_text(errors="replace")
+        for path in project_files(".")
+        if path.suffix not in {".png", ".ico", ".pyc"}
+    }
+
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -53,36 +61,42 @@ def where(path: Path, function: Function) -> str:
 
 
 def test_a_file_says_first_what_it_is() -> None:
-    none(shown(path) for path in PYTHON if not ast.get_docstring(PYTHON[path]))
+    none(shown(path) for path, tree in python().items() if not ast.get_docstring(tree))
 
 
 def test_a_room_opens_with_what_it_owns() -> None:
-    roofs = {path for path in PRODUCT if path.name == "__main__.py"}
-    roofs.add(ROOT / "vmsandbox" / "__init__.py")
-    openings = {path: ast.get_docstring(PYTHON[path]) or "" for path in PRODUCT}
+    product = ROOT / "vmsandbox"
+    openings = {
+        path: ast.get_docstring(tree) or ""
+        for path, tree in python().items()
+        if path.is_relative_to(product) and path.name != "__main__.py"
+    }
+    del openings[product / "__init__.py"]
     none(
         f"{shown(path)}: {opening.splitlines()[:1]}"
         for path, opening in openings.items()
-        if path not in roofs and not opening.startswith("Owns ")
+        if not opening.startswith("Owns ")
     )
 
 
 def test_files_stay_small() -> None:
-    lines = {path: len(TEXTS[path].splitlines()) for path in PYTHON}
+    lines = {path: len(texts()[path].splitlines()) for path in python()}
     none(f"{shown(p)}: {n} lines" for p, n in lines.items() if n >= MAX_FILE_LINES)
 
 
 def test_functions_stay_small() -> None:
     none(
         f"{where(path, function)}: {length} lines"
-        for path, tree in PYTHON.items()
+        for path, tree in python().items()
         for function in functions(tree)
         if (length := (function.end_lineno or 0) - function.lineno + 1) >= MAX_FUNCTION_LINES
     )
 
 
 def test_no_module_has_a_shapeless_name() -> None:
-    named = [path for path in PYTHON if {*path.relative_to(ROOT).with_suffix("").parts} & SHAPELESS]
+    named = [
+        path for path in python() if {*path.relative_to(ROOT).with_suffix("").parts} & SHAPELESS
+    ]
     assert not named
 
 
@@ -113,8 +127,8 @@ def sleeps(path: Path, function: Function) -> Iterator[str]:
 def test_every_sleep_is_a_poll_under_a_deadline() -> None:
     none(
         wrong
-        for path, tree in PYTHON.items()
-        if "sleep" in TEXTS[path]
+        for path, tree in python().items()
+        if "sleep" in texts()[path]
         for function in functions(tree)
         for wrong in sleeps(path, function)
     )
@@ -124,13 +138,15 @@ def test_no_ssh_key_is_accepted_blindly() -> None:
     blind = re.compile(
         r"StrictHostKeyChecking[ =]+(no|off|accept-new)|AutoAddPolicy|WarningPolicy", re.IGNORECASE
     )
-    code = [path for path in TEXTS if path.suffix != ".md" and path != Path(__file__)]
-    assert not [shown(path) for path in code if blind.search(TEXTS[path])]
+    code = [path for path in texts() if path.suffix != ".md" and path != Path(__file__)]
+    assert not [shown(path) for path in code if blind.search(texts()[path])]
 
 
 def test_no_text_names_the_place_where_it_was_written() -> None:
     homes = [str(ROOT)] if len(ROOT.parts) > 2 else []
     if len(Path.home().parts) > 2:
         homes.append(str(Path.home()))
-    named = [f"{shown(path)}: {home}" for path in TEXTS for home in homes if home in TEXTS[path]]
+    named = [
+        f"{shown(path)}: {home}" for path in texts() for home in homes if home in texts()[path]
+    ]
     assert not named
