@@ -14,14 +14,15 @@ demo:  ## two real tasks in two VMs: run, review, apply one, drop the other
 	@scripts/setup
 	@$(PYTHON) demo/demo.py
 
-# Tests with guests share an image and its templates and run one by one, all others side by side.
+# Tests with guests share an image and its templates and run one by one, all others side by side:
+# one process more than there are cores, as some of them wait.
 # ARGS names the tests to run, or has options for all of them; 5 says that no test fits.
 test:  ## all tests; boots real guests
 	@scripts/setup --tests
 ifneq ($(findstring tests,$(ARGS)),)
 	@$(PYTHON) -m pytest $(ARGS)
 else
-	@$(PYTHON) -m pytest -n auto tests/unit tests/adapter $(ARGS); quick=$$?; \
+	@$(PYTHON) -m pytest -n $$(($$(nproc) + 1)) tests/unit tests/adapter $(ARGS); quick=$$?; \
 	$(PYTHON) -m pytest tests/vm $(ARGS); guests=$$?; \
 	test $$quick$$guests != 55 || exit 5; \
 	for status in $$quick $$guests; do case $$status in 0 | 5) ;; *) exit $$status ;; esac; done

@@ -1,6 +1,7 @@
 """The set-up script and the build machine's script, run for real."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -87,3 +88,57 @@ def test_a_build_that_leaves_a_process_fails_and_ends_it(tmp_path: Path) -> None
     assert f"{left} 300" in done.stderr
     alive = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
     assert not [command for command in alive if str(left) in command]
+
+
+# --- make test ------------------------------------------------------------------------------------
+
+PYTEST = """\
+#!/bin/sh
+echo "$@" >>calls
+case "$*" in *tests/vm*) exit ${GUESTS:-0} ;; *) exit ${QUICK:-0} ;; esac
+"""
+
+
+def make_test(folder: Path, *arguments: str, **codes: str) -> tuple[int, list[str]]:
+    """Run the Makefile's `test` with a pytest that ends as told; its status, and each call."""
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "scripts").mkdir()
+    for script, text in (("scripts/setup", "#!/bin/sh\n"), ("python", PYTEST)):
+        (folder / script).write_text(text)
+        (folder / script).chmod(0o755)
+    done = call("make", "-C", folder, "PYTHON=./python", "test", *arguments, **codes)
+    return done.returncode, (folder / "calls").read_text().splitlines()
+
+
+def test_guests_come_after_all_others_and_alone(tmp_path: Path) -> None:
+    status, (quick, guests) = make_test(tmp_path)
+    assert status == 0
+    assert re.fullmatch(r"-m pytest -n \d+ tests/unit tests/adapter", quick.strip())
+    assert guests.split() == ["-m", "pytest", "tests/vm"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "fails"),
+    [
+        ({"QUICK": "1"}, True),
+        ({"GUESTS": "1"}, True),
+        ({"QUICK": "5"}, False),
+        ({"GUESTS": "5"}, False),
+        ({"QUICK": "5", "GUESTS": "5"}, True),
+        ({"QUICK": "5", "GUESTS": "1"}, True),
+    ],
+)
+def test_both_parts_run_and_either_fails_the_whole(
+    tmp_path: Path, codes: dict[str, str], fails: bool
+) -> None:
+    """5 is pytest's word for a selection that is empty."""
+    status, calls = make_test(tmp_path, "ARGS=-k word", **codes)
+    assert (status != 0) is fails
+    assert len(calls) == 2
+    assert all(line.endswith("-k word") for line in calls)
+
+
+def test_tests_that_are_named_run_and_no_others(tmp_path: Path) -> None:
+    status, calls = make_test(tmp_path, "ARGS=tests/vm/test_run.py -x", GUESTS="1")
+    assert status != 0
+    assert calls == ["-m pytest tests/vm/test_run.py -x"]
