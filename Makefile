@@ -1,5 +1,7 @@
 # The two commands of the README are `make demo` and `make test`; each does the set-up that it needs.
 PYTHON := .venv/bin/python
+# Programs start often here: each compiles everything anew where Python may not keep what it compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check unit clean
