@@ -16,7 +16,7 @@ from vmsandbox.model import Limits, Value
 FIRST = 2
 """Guests that start before anything of this batch was measured."""
 
-CPU_PRESSURE_LIMIT = 70.0
+CPU_PRESSURE_LIMIT = 80.0
 """Percent of ten seconds in which some process waited for a CPU."""
 
 MEMORY_PRESSURE_LIMIT = 10.0
@@ -60,6 +60,8 @@ class Verdict(NamedTuple):
     admitted: bool
     reason: str = ""
     never: bool = False
+    lacking: str = ""
+    """What it waits for, in a word that stays the same while figures change."""
 
 
 def need(limits: Limits, measured: tuple[int, int] | None, seen: tuple[int, int] | None) -> Need:
@@ -97,10 +99,11 @@ def decide(wanted: Need, load: Load, promises: Sequence[Promise], *, alone: bool
     if not disk.admitted or alone:
         return disk
     if (load.memory_pressure or 0.0) > MEMORY_PRESSURE_LIMIT:
-        return Verdict(False, f"memory pressure is {load.memory_pressure:.0f} %")
+        told = f"memory pressure is {load.memory_pressure:.0f} %"
+        return Verdict(False, told, lacking="memory pressure")
     if (load.cpu_pressure or 0.0) > CPU_PRESSURE_LIMIT:
         told = f"CPU pressure is {load.cpu_pressure:.0f} %, above {CPU_PRESSURE_LIMIT:.0f} %"
-        return Verdict(False, told)
+        return Verdict(False, told, lacking="cpu")
     return Verdict(True)
 
 
@@ -113,7 +116,8 @@ def _memory(wanted: Need, load: Load, promises: Sequence[Promise]) -> Verdict:
         f"it needs {_mib(wanted.memory_bytes)} of memory ({wanted.basis}),"
         f" {_mib(max(free, 0))} are free beside the reserve and what others were promised"
     )
-    return Verdict(False, told, never=wanted.memory_bytes > load.total_bytes - reserve)
+    never = wanted.memory_bytes > load.total_bytes - reserve
+    return Verdict(False, told, never=never, lacking="memory")
 
 
 def _disk(wanted: Need, load: Load, promises: Sequence[Promise], *, alone: bool) -> Verdict:
@@ -125,7 +129,7 @@ def _disk(wanted: Need, load: Load, promises: Sequence[Promise], *, alone: bool)
         f"it needs {_mib(wanted.disk_bytes)} of disk ({wanted.basis}),"
         f" {_mib(max(free, 0))} are free beside the reserve and what others were promised"
     )
-    return Verdict(False, told)
+    return Verdict(False, told, lacking="disk")
 
 
 def _mib(count: int) -> str:

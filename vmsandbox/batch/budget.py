@@ -51,7 +51,7 @@ class Budget:
             if mine:
                 return Verdict(True)  # it has its share already
             if ahead := self._ahead(book):
-                return Verdict(False, f"batch {ahead} waits longer")
+                return Verdict(False, f"batch {ahead} waits longer", lacking="turn")
             verdict = decide(wanted, load, book.reservations, alone=not book.reservations)
             waiting = {name: since for name, since in book.waiting.items() if name != self._batch}
             if not verdict.admitted:

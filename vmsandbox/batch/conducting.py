@@ -4,6 +4,7 @@ One thread conducts, each running sandbox has a thread of its own. What is writt
 first: whoever takes a killed batch up again finds every task either untouched, begun, or ended.
 """
 
+import contextlib
 import queue
 import time
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ class Conductor:
         self._over: queue.SimpleQueue[tuple[str, Ended | None]] = queue.SimpleQueue()
         self._workers: dict[str, Worker] = {}
         self._reasons: dict[str, str] = {}
+        self._lacking: dict[str, str] = {}
         self._given_up: set[str] = set()
         self._seen: dict[_Size, Held] = {}
         self._measured = 0
@@ -58,8 +60,13 @@ class Conductor:
         self._asked += 1
         if self._asked > 1:
             for worker in list(self._workers.values()):
-                worker.ask_to_end(at_once=self._asked > 2)
+                self._stop(worker)
         self._over.put(("", None))  # wakes the conductor
+
+    def _stop(self, worker: Worker) -> None:
+        with contextlib.suppress(VmsandboxError):  # a full disk must not keep it running
+            self._journal.change(worker.task.name, stopped=True)
+        worker.ask_to_end(at_once=self._asked > 2)
 
     # --- the whole batch ------------------------------------------------------------------------
 
@@ -107,8 +114,19 @@ class Conductor:
         if ended is None:
             self._given_up.add(name)
             self._reasons[name] = f"stopped; vmsandbox batch --resume {self._folder.id} goes on"
-            return
-        self._end(name, ended)
+        elif ended.outcome == Outcome.CANCELLED and self._journal.of(name).stopped:
+            self._reopen(name, worker.folder.id)
+        else:
+            self._end(name, ended)
+
+    def _reopen(self, name: str, sandbox: str) -> None:
+        """A task that this batch stopped begins anew, later, in another sandbox; what it had done
+        stays where it is."""
+        former = (*self._journal.of(name).former, sandbox)
+        self._journal.change(name, sandbox=None, begun=False, stopped=False, former=former)
+        self._reasons[name] = f"stopped; what it had done is in sandbox {sandbox}"
+        if self._asked:
+            self._given_up.add(name)
 
     def _end(self, name: str, ended: Ended) -> None:
         self._journal.change(name, ended=ended)
@@ -118,7 +136,8 @@ class Conductor:
 
     def _take_up(self) -> None:
         """Find what an earlier manager of this batch had made, and what needs no sandbox at all."""
-        made = self._maker.made()
+        former = {id_ for task in self._plan.tasks for id_ in self._journal.of(task.name).former}
+        made = self._maker.made(former)
         for task in self._open():
             progress = self._journal.of(task.name)
             if (sandbox := made.get(task.name)) is not None:
@@ -130,7 +149,7 @@ class Conductor:
             elif ended := self._maker.there_already(task):
                 self._end(task.name, ended)
             else:
-                self._queued(task, "not its turn yet")
+                self._queued(task, "not its turn yet", "turn")
         for task in self._open():
             if sandbox := self._journal.of(task.name).sandbox:
                 self._adopt(task, self._rooms.store.folder(sandbox))
@@ -142,9 +161,11 @@ class Conductor:
             self._budget.adopt(task.name, self._need(task))
             self._work(task, folder)
 
-    def _queued(self, task: Planned, reason: str) -> None:
-        if self._reasons.get(task.name) != reason:
-            self._reasons[task.name] = reason
+    def _queued(self, task: Planned, reason: str, lacking: str) -> None:
+        """Told once for each thing that it lacks, not for each figure."""
+        self._reasons[task.name] = reason
+        if self._lacking.get(task.name) != lacking:
+            self._lacking[task.name] = lacking
             self._watcher.queued(task.name, reason)
 
     # --- beginning ------------------------------------------------------------------------------
@@ -180,7 +201,8 @@ class Conductor:
         """Start a task if it fits; False if it has to wait."""
         most = admission.limit(self._measured + self._now_measured(), self._plan.jobs)
         if len(self._workers) >= most:
-            self._queued(task, f"{len(self._workers)} tasks run, at most {most} may for now")
+            reason = f"{len(self._workers)} tasks run, at most {most} may for now"
+            self._queued(task, reason, "place")
             return False
         load = host.load(self._rooms.store.path)
         verdict = self._budget.admit(task.name, self._need(task), load)
@@ -188,7 +210,7 @@ class Conductor:
             self._stuck_since = None
             self._admitted(task)
             return True
-        self._queued(task, verdict.reason)
+        self._queued(task, verdict.reason, verdict.lacking)
         if verdict.never or self._stuck():
             self._end(task.name, Ended(outcome=Outcome.HOST_FULL, reason=verdict.reason))
             return True
@@ -229,7 +251,7 @@ class Conductor:
         self._workers[task.name] = worker
         worker.start()
         if self._asked > 1:  # whoever asked did not see it yet
-            worker.ask_to_end(at_once=self._asked > 2)
+            self._stop(worker)
 
     # --- measuring ------------------------------------------------------------------------------
 
@@ -262,9 +284,11 @@ class Conductor:
         tasks = []
         for task in self._plan.tasks:
             progress = self._journal.of(task.name)
-            outcome = Outcome.CANCELLED.value if progress.begun else QUEUED
+            stopped = progress.begun or progress.former
+            outcome = Outcome.CANCELLED.value if stopped else QUEUED
             open_one = Ended(outcome=outcome, reason=self._reasons.get(task.name, ""))
-            tasks.append(self._task_report(task.name, progress.sandbox, progress.ended or open_one))
+            sandbox = progress.sandbox or next(reversed(progress.former), None)
+            tasks.append(self._task_report(task.name, sandbox, progress.ended or open_one))
         open_names = {t.name for t in self._plan.tasks if not self._journal.of(t.name).ended}
         return BatchReport(batch=self._folder.id, tasks=tuple(tasks), unfinished=len(open_names))
 

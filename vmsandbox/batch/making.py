@@ -1,5 +1,7 @@
 """Owns how a task of a batch becomes a sandbox, and which sandboxes there are already for it."""
 
+from collections.abc import Collection
+
 from vmsandbox.batch.plan import refuse
 from vmsandbox.batch.record import SKIPPED, Ended
 from vmsandbox.batch.taskfile import Planned
@@ -26,10 +28,13 @@ class Maker:
         self._rooms = rooms
         self._batch = batch
 
-    def made(self) -> dict[str, str]:
-        """Sandboxes that exist for this batch: task → id."""
-        marks = ((record.batch, record.id) for record in self._rooms.store.records())
-        return {mark.task: id_ for mark, id_ in marks if mark and mark.batch == self._batch}
+    def made(self, former: Collection[str]) -> dict[str, str]:
+        """Sandboxes that exist for this batch, without its `former` ones: task → id."""
+        return {
+            record.batch.task: record.id
+            for record in self._rooms.store.records()
+            if record.batch and record.batch.batch == self._batch and record.id not in former
+        }
 
     def make(self, task: Planned) -> SandboxFolder:
         """A new sandbox, marked as this task's from its first moment. Raises what

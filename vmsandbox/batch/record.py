@@ -56,6 +56,10 @@ class TaskProgress(Value):
 
     sandbox: str | None = None
     begun: bool = False
+    stopped: bool = Field(default=False, description="this batch was told to end it")
+    former: tuple[str, ...] = Field(
+        default=(), description="sandboxes in which it was stopped before it was begun anew"
+    )
     ended: Ended | None = None
 
 

@@ -142,15 +142,12 @@ class _Lines:
         self._out.note(f"queued {name} ({reason})")
 
     def ended(self, task: "TaskReport") -> None:
-        self._out.note(f"{_verb(task)} {task.name}{_why(task)}")
-
-
-def _verb(task: "TaskReport") -> str:
-    return task.outcome if task.well else f"failed: {task.outcome}"
+        self._out.note(f"{task.outcome if task.well else 'failed'} {task.name}{_why(task)}")
 
 
 def _why(task: "TaskReport") -> str:
-    said = [task.reason[:_REASON]] if task.reason else []
+    said = [] if task.well or task.outcome == "failed" else [task.outcome]
+    said += [task.reason[:_REASON]] if task.reason else []
     if task.result and task.result.changes:
         said.append(f"{task.result.changes} change(s)")
     return f" ({'; '.join(said)})" if said else ""
