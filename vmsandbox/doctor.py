@@ -2,6 +2,7 @@
 puts their answers together. Knows no sandbox.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from vmsandbox.host.accelerator import Verdict
 from vmsandbox.hypervisor import Hypervisor
 from vmsandbox.images import ImageStore
 from vmsandbox.model import LibvirtFacts
+from vmsandbox.sandbox.templates import maps_readonly
 from vmsandbox.store import state_root
 
 Note = Callable[[str], None]
@@ -53,7 +55,13 @@ def _kernel(root: Path) -> tuple[Path, str] | None:
 
 def mend() -> list[str]:
     """Mend what may be mended; returns what was done, in words."""
-    return host.mend(host.libvirt_uri())
+    uri = host.libvirt_uri()
+    done = host.mend(uri)
+    with contextlib.suppress(VmsandboxError), Hypervisor.connect(uri) as hypervisor:
+        libvirt = hypervisor.facts()
+        readonly = maps_readonly(libvirt.qemu_version)
+        done += host.admit_templates(libvirt, state_root(), readonly=readonly)
+    return done
 
 
 def stop() -> list[str]:

@@ -8,13 +8,14 @@ from vmsandbox.host.daemons import default_uri as libvirt_uri
 from vmsandbox.host.daemons import prepare, stop
 from vmsandbox.host.facts import facts, verdict
 from vmsandbox.host.load import Load, load, pressure
-from vmsandbox.host.mending import mend
+from vmsandbox.host.mending import admit_templates, mend
 
 __all__ = [
     "Check",
     "Load",
     "Status",
     "Subject",
+    "admit_templates",
     "examine",
     "facts",
     "libvirt_uri",

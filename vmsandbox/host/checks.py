@@ -19,7 +19,7 @@ import psutil
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import VmsandboxError
-from vmsandbox.host import accelerator, daemons, programs
+from vmsandbox.host import accelerator, confinement, daemons, programs
 from vmsandbox.host.accelerator import Verdict
 from vmsandbox.model import Accelerator, LibvirtFacts, Value
 
@@ -231,6 +231,9 @@ def _capabilities(subject: Subject) -> Check:
 def _security(subject: Subject) -> Check:
     models = subject.libvirt.security_models if subject.libvirt else ()
     confining = [model for model in models if model in ("apparmor", "selinux")]
+    if "apparmor" in confining and not confinement.admits(subject.state_root):
+        detail = "AppArmor does not know of templates: all starts will be cold"
+        return _warn("confinement", detail, f"sudo {FIX}" if os.geteuid() else FIX)
     if confining:
         return _ok("confinement", f"QEMU is confined by {' and '.join(confining)}")
     return _ok("confinement", "no AppArmor or SELinux; QEMU's own seccomp filter and user remain")

@@ -1,10 +1,12 @@
-"""Owns what `doctor --fix` may change on a host: daemons that do not run, the mode of /dev/kvm."""
+"""Owns what `doctor --fix` may change on a host: daemons that do not run, the mode of /dev/kvm, the
+rules of AppArmor."""
 
 import grp
 import os
 from pathlib import Path
 
-from vmsandbox.host import accelerator, daemons
+from vmsandbox.host import accelerator, confinement, daemons
+from vmsandbox.model import LibvirtFacts
 
 _GROUP = "kvm"
 _GROUP_MAY = 0o060
@@ -19,6 +21,17 @@ def mend(uri: str) -> list[str]:
     daemons.prepare(uri)
     done += [f"started {name}" for name in daemons.start(uri)]
     return done
+
+
+def admit_templates(libvirt: LibvirtFacts, state_root: Path, *, readonly: bool) -> list[str]:
+    """Where AppArmor confines QEMU, let it have the memory of templates; what was done, in words.
+
+    `readonly`: whether this QEMU maps it from a file that is opened for reading only.
+    """
+    if "apparmor" not in libvirt.security_models or os.geteuid() != 0:
+        return []
+    file = confinement.admit(state_root, readonly=readonly)
+    return [f"admitted templates in {file}"] if file else []
 
 
 def open_to_group(device: Path) -> bool:
