@@ -29,6 +29,7 @@ _SLOW_ANSWER_S = 2.0
 _REAPED_WITHIN_S = 0.5
 _REAPER_DEADLINE_S = 4.0
 _STATE_ROOT_MAX_BYTES = 107 - len("/sandboxes/01234567/seed.sock")  # of a socket's address
+TEMPLATES_ROOT_MAX_BYTES = 107 - len("/templates/.making-0123456789abcdef/seed.sock")
 _QEMU_MINIMUM = (7, 0)
 
 
@@ -301,6 +302,9 @@ def _state_path(subject: Subject) -> Check:
                 detail = f"{user}, as whom QEMU runs, cannot get through {folder} to {root}"
                 hint = f"chmod o+x {folder}    (or set VMSANDBOX_HOME elsewhere)"
                 return _fail("state folder", detail, hint)
+    if len(os.fsencode(root)) > TEMPLATES_ROOT_MAX_BYTES:
+        detail = f"{root} is too long to make templates below it: all starts will be cold"
+        return _warn("state folder", detail, "set VMSANDBOX_HOME to a shorter path")
     return _ok("state folder", str(root))
 
 
