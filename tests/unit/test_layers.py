@@ -10,6 +10,9 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("sources")  # read and parsed once
 PACKAGE = Path(__file__).parents[2] / "vmsandbox"
 
 FLOORS: Mapping[str, int] = {

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("sources")  # read and parsed once
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
