@@ -51,3 +51,12 @@ def test_the_readme_names_the_packages_that_setup_names() -> None:
     for position, family in enumerate(("debian", "fedora", "arch", "opensuse")):
         named = {name for row in rows for name in row[position].replace("`", "").split()}
         assert named == package_lists_of_setup()[family] - {"make"}, family
+
+
+def test_each_clone_hazard_has_its_test_and_each_test_its_row() -> None:
+    table = (ROOT / "docs" / "clone-hazards.md").read_text()
+    named = set(re.findall(r"^\|.*\| `(test_\w+)` \|$", table, re.MULTILINE))
+    tree = ast.parse((ROOT / "tests" / "vm" / "test_clone_hazards.py").read_bytes())
+    written = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert len(named) >= 12
+    assert named == {name for name in written if name.startswith("test_")}
