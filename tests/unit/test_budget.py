@@ -97,8 +97,16 @@ def test_a_batch_that_waits_longer_is_not_overtaken(two: Two) -> None:
     assert not two.first.admit("large", LARGE, load(3)).admitted
     passed_over = two.second.admit("a", ONE, load(3))
     assert (passed_over.admitted, passed_over.lacking) == (False, "turn")
-    two.first.step_back()
+    two.first.release("large")
+    assert not two.second.admit("a", ONE, load(3)).admitted
+    two.first.give_back()
     assert two.second.admit("a", ONE, load(3)).admitted
+
+
+def test_a_batch_that_is_taken_up_again_asks_anew(two: Two) -> None:
+    assert two.first.admit("a", ONE, load(1)).admitted
+    two.first.give_back()
+    assert not two.first.admit("a", LARGE, load(1)).admitted
 
 
 def test_one_that_waits_and_is_killed_holds_nobody_up(two: Two) -> None:

@@ -86,6 +86,7 @@ def test_every_task_ends_as_what_it_is(shared_state: State, project: Path) -> No
     skipped = by_name(again)
     assert (skipped["says"]["outcome"], skipped["fails"]["outcome"]) == ("skipped", "skipped")
     assert "vmsandbox review" in skipped["says"]["reason"]
+    assert skipped["says"]["id"] == found["says"]["id"]
     assert skipped["follows"]["outcome"] == "skipped"
 
 

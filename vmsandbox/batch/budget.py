@@ -81,12 +81,15 @@ class Budget:
             others = tuple(one for one in book.reservations if not self._is(one, task))
             write(book.model_copy(update={"reservations": others}))
 
-    def step_back(self) -> None:
-        """This batch waits for nothing any more."""
+    def give_back(self) -> None:
+        """This batch has no guest, and waits for nothing."""
         with self._open() as (book, write):
-            if self._batch in book.waiting:
-                rest = {name: at for name, at in book.waiting.items() if name != self._batch}
-                write(book.model_copy(update={"waiting": rest}))
+            write(
+                _Book(
+                    reservations=tuple(o for o in book.reservations if o.batch != self._batch),
+                    waiting={name: at for name, at in book.waiting.items() if name != self._batch},
+                )
+            )
 
     def _of(self, task: str, wanted: Need) -> Reservation:
         return Reservation(

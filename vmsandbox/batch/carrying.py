@@ -52,14 +52,16 @@ def begin_batch(
 
 
 @contextlib.contextmanager
-def resume_batch(rooms: Rooms, selector: str | None, watcher: Watcher) -> Iterator[Carried]:
+def resume_batch(
+    rooms: Rooms, selector: str | None, watcher: Watcher, *, jobs: int | None = None
+) -> Iterator[Carried]:
     """A batch that was interrupted or killed, by id or unique prefix; None: the latest unfinished.
 
     Raises UsageProblem ``batch_unknown``, ``nothing_to_resume``, ``batch_managed_elsewhere``.
     """
     folder = record.resolve(rooms.store, selector)
     with folder.sole_manager():
-        yield Carried(Conductor(rooms, folder, watcher), folder.id)
+        yield Carried(Conductor(rooms, folder, watcher, jobs=jobs), folder.id)
 
 
 def run_batch(

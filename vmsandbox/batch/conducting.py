@@ -14,7 +14,7 @@ from vmsandbox.batch import admission
 from vmsandbox.batch.admission import Need
 from vmsandbox.batch.budget import Budget
 from vmsandbox.batch.making import Maker
-from vmsandbox.batch.record import QUEUED, BatchFolder, Ended, Journal
+from vmsandbox.batch.record import QUEUED, SKIPPED, BatchFolder, Ended, Journal
 from vmsandbox.batch.report import BatchReport, TaskReport, Watcher
 from vmsandbox.batch.taskfile import Planned
 from vmsandbox.batch.worker import Held, Worker
@@ -34,11 +34,14 @@ _Size = tuple[str, int, int]
 class Conductor:
     """Carries a batch out that this process manages."""
 
-    def __init__(self, rooms: Rooms, folder: BatchFolder, watcher: Watcher) -> None:
+    def __init__(
+        self, rooms: Rooms, folder: BatchFolder, watcher: Watcher, *, jobs: int | None = None
+    ) -> None:
         self._rooms = rooms
         self._folder = folder
         self._plan = folder.read()
         self._journal = Journal(folder)
+        self._jobs = jobs or self._plan.jobs
         self._watcher = watcher
         self._budget = Budget(rooms.store, folder.id)
         self._maker = Maker(rooms, folder.id)
@@ -71,8 +74,21 @@ class Conductor:
     # --- the whole batch ------------------------------------------------------------------------
 
     def run(self) -> BatchReport:
-        """Bring every task to its end, or to where it can be taken up again."""
-        self._take_up()
+        """Bring every task to its end, or to where it can be taken up again.
+
+        What cannot be written down ends the batch, but not what runs: that is waited for.
+        """
+        self._budget.give_back()  # what an earlier manager of this batch had reserved
+        try:
+            self._take_up()
+            self._conduct()
+        finally:
+            for worker in list(self._workers.values()):
+                worker.join()
+        self._budget.give_back()
+        return self.report()
+
+    def _conduct(self) -> None:
         looked = 0.0
         while self._workers or (not self._asked and self._open()):
             if not self._asked:
@@ -81,8 +97,6 @@ class Conductor:
             if time.monotonic() - looked >= _LOOK_S:
                 self._look()
                 looked = time.monotonic()
-        self._budget.step_back()
-        return self.report()
 
     def _open(self) -> list[Planned]:
         """Tasks of which nothing has come, and that nobody works on."""
@@ -109,7 +123,7 @@ class Conductor:
             return
         worker.join()
         self._learn(worker)
-        self._measured += not worker.measured  # else it was counted while it ran
+        self._measured += 1
         self._budget.release(name)
         if ended is None:
             self._given_up.add(name)
@@ -128,8 +142,8 @@ class Conductor:
         if self._asked:
             self._given_up.add(name)
 
-    def _end(self, name: str, ended: Ended) -> None:
-        self._journal.change(name, ended=ended)
+    def _end(self, name: str, ended: Ended, **fields: str) -> None:
+        self._journal.change(name, ended=ended, **fields)
         self._watcher.ended(self._task_report(name, self._journal.of(name).sandbox, ended))
 
     # --- taking up ------------------------------------------------------------------------------
@@ -146,8 +160,9 @@ class Conductor:
             elif progress.begun:
                 reason = "its sandbox was deleted before it had ended"
                 self._end(task.name, Ended(outcome=Outcome.CANCELLED, reason=reason))
-            elif ended := self._maker.there_already(task):
-                self._end(task.name, ended)
+            elif earlier := self._maker.there_already(task):
+                skipped = Ended(outcome=SKIPPED, reason=earlier.reason)
+                self._end(task.name, skipped, sandbox=earlier.id)
             else:
                 self._queued(task, "not its turn yet", "turn")
         for task in self._open():
@@ -199,7 +214,7 @@ class Conductor:
 
     def _begin(self, task: Planned) -> bool:
         """Start a task if it fits; False if it has to wait."""
-        most = admission.limit(self._measured + self._now_measured(), self._plan.jobs)
+        most = admission.limit(self._measured + self._now_measured(), self._jobs)
         if len(self._workers) >= most:
             reason = f"{len(self._workers)} tasks run, at most {most} may for now"
             self._queued(task, reason, "place")

@@ -1,6 +1,7 @@
 """Owns how a task of a batch becomes a sandbox, and which sandboxes there are already for it."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from vmsandbox.batch.plan import refuse
 from vmsandbox.batch.record import SKIPPED, Ended
@@ -19,6 +20,13 @@ from vmsandbox.sandbox import (
 from vmsandbox.store import SandboxFolder
 
 _LONGEST_NAME = 63
+
+
+class Earlier(NamedTuple):
+    """A sandbox for which a task is skipped."""
+
+    id: str
+    reason: str
 
 
 class Maker:
@@ -46,13 +54,13 @@ class Maker:
         free = next((name for name in names if name not in taken), None)
         return create_sandbox(self._rooms, request(task, free, mark))
 
-    def there_already(self, task: Planned) -> Ended | None:
-        """Skipped, if an earlier sandbox of the task is active or waits for a decision."""
+    def there_already(self, task: Planned) -> "Earlier | None":
+        """An earlier sandbox of the task that is active or waits for a decision."""
         for record in self._rooms.store.records():
             if self._is_earlier(record, task):
                 folder = self._rooms.store.folder(record.id)
                 if reason := self._in_the_way(folder, record):
-                    return Ended(outcome=SKIPPED, reason=reason)
+                    return Earlier(record.id, reason)
         return None
 
     def completed_earlier(self, task: Planned, ended: Ended) -> bool:

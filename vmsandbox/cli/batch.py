@@ -80,7 +80,7 @@ def batch(
         way_in = (
             room.begin_batch(rooms, plan, watcher, jobs=jobs)
             if plan
-            else room.resume_batch(rooms, _only(names or []), watcher)
+            else room.resume_batch(rooms, _only(names or []), watcher, jobs=jobs)
         )
         with way_in as carried:
             report = attended(out, carried.run, _wishes(carried))
