@@ -147,10 +147,14 @@ class _Lines:
 
 def _why(task: "TaskReport") -> str:
     said = [] if task.well or task.outcome == "failed" else [task.outcome]
-    said += [task.reason[:_REASON]] if task.reason else []
+    said += [_short(task.reason)] if task.reason else []
     if task.result and task.result.changes:
         said.append(f"{task.result.changes} change(s)")
     return f" ({'; '.join(said)})" if said else ""
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:_REASON]
 
 
 def _table(report: "BatchReport") -> "Table":
@@ -171,7 +175,7 @@ def _table(report: "BatchReport") -> "Table":
             "" if task.exit_code is None else str(task.exit_code),
             task.result.state.value if task.result else "",
             str(task.result.changes) if task.result else "",
-            printable(task.reason[:_REASON], newlines=False),
+            printable(_short(task.reason), newlines=False),
         )
     return table
 
