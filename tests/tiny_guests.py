@@ -133,6 +133,7 @@ def _spec(root: Path, folder: Path, facts: LibvirtFacts, ssh: Endpoint) -> Domai
         kernel=root / "kernel",
         initramfs=root / "initramfs",
         cmdline="",
+        disk_mib=64,
         disk=folder / "overlay.qcow2",
         backing=(Layer(path=root / "rootfs", format="raw"),),
         seed_iso=folder / "seed.iso",

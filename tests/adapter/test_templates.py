@@ -28,6 +28,7 @@ def template(rooms: Rooms) -> Template:
         image_digest=IMAGE,
         cpus=1,
         memory_mib=1024,
+        disk_mib=20480,
         qemu_version="7.2.0",
         accelerator="tcg",
         made_in_s=1.0,

@@ -40,6 +40,7 @@ def cold(**changes: Any) -> DomainSpec:
         kernel=IMAGE / "kernel",
         initramfs=IMAGE / "initramfs",
         cmdline="root=/dev/vda rw quiet",
+        disk_mib=20480,
         disk=FOLDER / "overlay.qcow2",
         backing=(Layer(path=IMAGE / "rootfs.ext4", format="raw"),),
         seed_iso=FOLDER / "seed.iso",

@@ -135,6 +135,7 @@ def warm(
     reference: ReferenceArgument,
     cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
     memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
+    disk: Annotated[str | None, typer.Option(help="Its virtual size. [default: 20G]")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make the template that starts of an image at this size are cloned from, ahead of time.
@@ -147,7 +148,7 @@ def warm(
 
     out = output.begin(as_json)
     with sandbox.Rooms.open() as rooms, _terminable(), _progress(out) as progress:
-        asked = {"image": reference, "cpus": cpus, "memory": memory}
+        asked = {"image": reference, "cpus": cpus, "memory": memory, "disk": disk}
         limits = sandbox.settings_here(Path.cwd(), asked).limits()
         done = sandbox.warm(rooms, rooms.images.resolve(reference), limits, progress)
     outcome, data = "made" if done.made else "already there", _template(done.template)
@@ -216,7 +217,7 @@ def _template(one: "TemplateStatus") -> dict[str, Any]:
 
 
 def _template_line(one: dict[str, Any]) -> str:
-    size = f"{one['cpus']} CPU, {one['memory_mib']} MiB"
+    size = f"{one['cpus']} CPU, {one['memory_mib']} MiB, disk {one['disk_mib']} MiB"
     return f"template {one['name']} of {one['image_name']} ({size}), {_mib(one['disk_bytes'])}"
 
 
@@ -233,13 +234,14 @@ def _tables(images: list[dict[str, Any]], templates: list[dict[str, Any]]) -> "G
 def _template_table(templates: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
-    columns = ("TEMPLATE", "OF", "CPUS", "MEMORY", "ON DISK", "MADE", "USED BY")
+    columns = ("TEMPLATE", "OF", "CPUS", "MEMORY", "DISK", "ON HOST", "MADE", "USED BY")
     table = Table(*columns, box=None, pad_edge=False)
     for one in templates:
         made = one["created_at"][:16].replace("T", " ")
         used = f"{len(one['used_by'])} sandbox(es)" if one["used_by"] else "-"
-        size = (str(one["cpus"]), f"{one['memory_mib']} MiB", _mib(one["disk_bytes"]))
-        table.add_row(one["name"], one["image_name"], *size, made, used)
+        size = (str(one["cpus"]), f"{one['memory_mib']} MiB", f"{one['disk_mib']} MiB")
+        taken = _mib(one["disk_bytes"])
+        table.add_row(one["name"], one["image_name"], *size, taken, made, used)
     return table
 
 

@@ -148,11 +148,6 @@ class Hypervisor:
         """Let the guest's CPUs run."""
         self._with(uuid, "resuming", lambda domain: domain.resume())
 
-    def resize_disk(self, uuid: str, target: str, size_bytes: int) -> None:
-        """Make a disk larger, and tell the guest, at once or when its CPUs run again."""
-        flags = libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES
-        self._with(uuid, "resizing", lambda domain: domain.blockResize(target, size_bytes, flags))
-
     def shutdown(self, uuid: str, *, deadline_s: float) -> bool:
         """Press the power button and wait; after the deadline, destroy.
 

@@ -55,7 +55,7 @@ def warm(rooms: Rooms, image: Image, limits: Limits, progress: Progress = _silen
 
     Raises UsageProblem ``memory_too_small``, and what :func:`ensure` raises.
     """
-    plan._check_sizes(limits, image)
+    plan.check_sizes(limits, image)
     host = rooms.host_facts(image)
     spec = templates.machine_of(rooms, image, host, limits)
     there = templates.template_at(rooms, spec, image, host).is_usable()
@@ -165,6 +165,7 @@ class _Order:
             image_digest=self.image.digest,
             cpus=self.spec.vcpus,
             memory_mib=self.spec.memory_mib,
+            disk_mib=self.spec.disk_mib,
             qemu_version=self.host.qemu_version,
             accelerator=self.host.accelerator.value,
             made_in_s=round(seconds, 3),
@@ -223,7 +224,7 @@ class _Order:
         ram, disk = self.making.ram, self.making.disk
         with ram.open("wb") as file:
             file.truncate(machine.memory_mib * _MIB)
-        self.rooms.images.create_overlay(self.image, disk, -(-self.image.rootfs_bytes // _MIB))
+        self.rooms.images.create_overlay(self.image, disk, machine.disk_mib)
         if self.host.qemu_uid != os.geteuid():
             for path in (ram, disk):
                 os.chown(path, self.host.qemu_uid, self.host.qemu_gid)

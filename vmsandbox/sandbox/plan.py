@@ -47,7 +47,7 @@ def launch_plan(
     Raises UsageProblem ``memory_too_small`` or ``disk_too_small`` if the image needs more than is
     asked for.
     """
-    _check_sizes(limits, image)
+    check_sizes(limits, image)
     spec = domain_spec(
         folder=folder,
         state_root=state_root,
@@ -145,6 +145,7 @@ def domain_spec(
         initramfs=image.initramfs,
         cmdline=image.cmdline,
         disk=folder.overlay,
+        disk_mib=limits.disk_mib,
         backing=(Layer(path=image.rootfs, format=image.rootfs_format),),
         seed_iso=folder.seed_iso,
         seed_socket=folder.seed_socket,
@@ -159,7 +160,8 @@ def domain_spec(
     return spec.model_copy(update={"tb_cache_mib": 256}) if image.cloud_init else spec
 
 
-def _check_sizes(limits: Limits, image: Image) -> None:
+def check_sizes(limits: Limits, image: Image) -> None:
+    """Raises UsageProblem ``memory_too_small`` or ``disk_too_small``."""
     if limits.memory_mib < image.minimum_memory_mib:
         raise UsageProblem(
             "memory_too_small",

@@ -33,7 +33,6 @@ from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.sandbox.templates import Template
 from vmsandbox.store import SandboxFolder, write_atomic
 
-_MIB = 1024 * 1024
 _SEED_S = 30.0
 _SEED_POLL_S = 0.002
 
@@ -134,8 +133,7 @@ def _clone(
     cloned_from(template.path.name)
     if not template.is_whole():  # removed before the record kept it
         raise HostProblem("template_gone", f"template {template.path.name} was just removed")
-    size_mib = -(-plan.image.rootfs_bytes // _MIB)
-    rooms.images.create_overlay_on(template.disk, "qcow2", folder.overlay, size_mib)
+    rooms.images.create_overlay_on(template.disk, "qcow2", folder.overlay, spec.disk_mib)
     _hand_to_qemu(plan, folder)
     xml = domain_xml(templates.clone_spec(spec, template, plan.image, plan.host))
     write_atomic(folder.domain_xml, xml.encode())
@@ -143,8 +141,6 @@ def _clone(
     with templates.blamed(rooms, template):
         with _incoming(plan, folder) as via:
             migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
-        if plan.limits.disk_mib > size_mib:
-            rooms.hypervisor.resize_disk(plan.domain_uuid, "vda", plan.limits.disk_mib * _MIB)
         rooms.hypervisor.resume(plan.domain_uuid)
         _send_seed(plan, folder)
 

@@ -42,6 +42,9 @@ _HEADER_BYTES = 64 * 1024  # of a qcow2: names what it stands on
 _STRIKES = 2
 """Clones in a row that may not get ready before a template is thrown away."""
 
+_CLONE_TB_CACHE_MIB = 32
+"""Decides a clone's memory without KVM: about 36 MiB less each than with 64, for a start that takes
+a fifth longer."""
 DOMAIN_PREFIX = f"vmsandbox-{_ID}"
 """Names of domains that live only while a template is made of them."""
 
@@ -55,6 +58,7 @@ class TemplateRecord(Value):
     image_digest: Digest
     cpus: int
     memory_mib: int
+    disk_mib: int
     qemu_version: str
     accelerator: str
     made_in_s: float
@@ -183,6 +187,7 @@ def fingerprint(spec: DomainSpec, image: Image, host: HostFacts) -> Digest:
     return digest_of(
         {
             "machine": domain_xml(machine),
+            "disk_mib": machine.disk_mib,
             "image": image.digest,
             "qemu": [str(host.qemu_binary), host.qemu_version, binary.st_size, binary.st_mtime_ns],
             "libvirt": host.libvirt_version,
@@ -228,6 +233,7 @@ def clone_spec(spec: DomainSpec, template: Template, image: Image, host: HostFac
             "backing": template.layers(image),
             "memory_file": template.memory(host, shared=False),
             "incoming": True,
+            "tb_cache_mib": _CLONE_TB_CACHE_MIB,
         }
     )
 
@@ -387,7 +393,7 @@ def _why_useless(rooms: Rooms, template: Template) -> str:
     except VmsandboxError:
         return "its image is gone"
     host = rooms.host_facts(image)
-    limits = Limits(cpus=record.cpus, memory_mib=record.memory_mib)
+    limits = Limits(cpus=record.cpus, memory_mib=record.memory_mib, disk_mib=record.disk_mib)
     same = fingerprint(machine_of(rooms, image, host, limits), image, host) == record.fingerprint
     return "" if same else "made on another host, QEMU, kernel or vmsandbox"
 
