@@ -281,11 +281,16 @@ def remove_image(rooms: Rooms, reference: str) -> int:
     Raises NegativeAnswer ``image_in_use`` if a sandbox stands on it.
     """
     in_use = {record.image_digest for record in rooms.store.records()}
+    made = [one for one in templates.all_templates(rooms) if _is_of_an_image(rooms, one)]
     freed = rooms.images.remove(reference, in_use=in_use)
-    for template in templates.all_templates(rooms):
-        if not rooms.images.holds(template.record.image_digest):
+    for template in made:
+        if not _is_of_an_image(rooms, template):
             freed += templates.remove(rooms, Template(template.path)) or 0
     return freed
+
+
+def _is_of_an_image(rooms: Rooms, template: templates.TemplateStatus) -> bool:
+    return rooms.images.holds(template.record.image_digest)
 
 
 def _clean_leaving(rooms: Rooms, *, dry_run: bool) -> list[Cleaned]:
