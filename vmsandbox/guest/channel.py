@@ -14,11 +14,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-import paramiko
-
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest.connection import FOREIGN, Connection
+from vmsandbox.guest.ssh import paramiko
 from vmsandbox.text import printable
 
 if TYPE_CHECKING:

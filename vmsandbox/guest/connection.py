@@ -16,11 +16,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
-import paramiko
-
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, VmsandboxError
 from vmsandbox.guest.knock import Knocker, NotYet
+from vmsandbox.guest.ssh import paramiko
 from vmsandbox.model import Endpoint
 
 # Without a handler Python prints paramiko's tracebacks; every one of them reaches us as an error.

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Self
 
-import paramiko
-
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest import task
@@ -28,6 +26,7 @@ from vmsandbox.guest.channel import (
 from vmsandbox.guest.connection import Connection
 from vmsandbox.guest.following import TaskRun
 from vmsandbox.guest.ready import Requirement, wait_ready
+from vmsandbox.guest.ssh import paramiko
 from vmsandbox.guest.task import TaskSpec
 from vmsandbox.guest.terminal import Terminal
 from vmsandbox.model import Endpoint, ExecResult, Outcome

@@ -16,10 +16,9 @@ import tty
 from collections.abc import Iterator
 from types import FrameType
 
-import paramiko
-
 from vmsandbox.deadline import Deadline
 from vmsandbox.guest.channel import Command
+from vmsandbox.guest.ssh import paramiko
 
 _CHUNK_BYTES = 32 * 1024
 _WINDOW_POLL_MS = 20
