@@ -5,10 +5,10 @@ Pure.
 from pathlib import Path
 from typing import Literal
 
-# A guest writes blocks of 4 KiB here and there. With subclusters of that size each takes 4 KiB of
+# A guest writes blocks of 4 KiB here and there. With subclusters of 2 KiB each takes 4 KiB of
 # the host's disk instead of 64, and none is read first to fill a cluster (QEMU documentation,
 # "extended L2 entries", since 5.2).
-_OPTIONS = "cluster_size=128k,extended_l2=on"
+_OPTIONS = "cluster_size=64k,extended_l2=on"
 
 Format = Literal["raw", "qcow2"]
 
