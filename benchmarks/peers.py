@@ -8,8 +8,9 @@ where the tool tells.
 """
 
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,12 +47,19 @@ class Peers(NamedTuple):
         return {name: found[name] for name in names if name in found}
 
     def first_commands(self, memory_mib: int, accelerator: str) -> Iterator[tuple[str, float]]:
-        """(tool, seconds) for each that is there."""
-        if self.virtualenv is None:
+        """(tool, seconds) for each that is there and works; the others' failures go to stderr."""
+        if (folder := self.virtualenv) is None:
             return
-        if (self.virtualenv / "bin" / "vng").exists() and self.kernel:
-            yield "virtme-ng", _virtme(self.virtualenv, self.kernel, memory_mib, accelerator)
-        yield "quick-sandbox", _quicksand(self.virtualenv, memory_mib, accelerator)
+        if kernel := self.kernel:
+            yield from _tried("virtme-ng", lambda: _virtme(folder, kernel, memory_mib, accelerator))
+        yield from _tried("quick-sandbox", lambda: _quicksand(folder, memory_mib, accelerator))
+
+
+def _tried(name: str, measure: Callable[[], float]) -> Iterator[tuple[str, float]]:
+    try:
+        yield name, measure()
+    except subprocess.SubprocessError as error:
+        print(f"{name} did not run a command: {error}", file=sys.stderr)
 
 
 def _virtme(virtualenv: Path, kernel: Path, memory_mib: int, accelerator: str) -> float:
