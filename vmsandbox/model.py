@@ -5,62 +5,32 @@ are seconds. Path names inside a worktree are bytes (:data:`TreePath`), written 
 :func:`vmsandbox.text.quote_path` does.
 """
 
-import hashlib
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import Field
 
+from vmsandbox.proof import Check as Check
+from vmsandbox.proof import CheckResult as CheckResult
+from vmsandbox.proof import CheckRun as CheckRun
+from vmsandbox.proof import Finding as Finding
+from vmsandbox.proof import HttpCheck as HttpCheck
+from vmsandbox.proof import Opinion as Opinion
+from vmsandbox.proof import Severity as Severity
 from vmsandbox.states import Outcome as Outcome
 from vmsandbox.states import ResultState as ResultState
 from vmsandbox.states import SandboxState as SandboxState
 from vmsandbox.states import result_may_become as result_may_become
 from vmsandbox.states import sandbox_may_become as sandbox_may_become
-from vmsandbox.text import quote_path, unquote_path
-
-TreePath = Annotated[
-    bytes,
-    BeforeValidator(lambda value: unquote_path(value) if isinstance(value, str) else value),
-    PlainSerializer(lambda value: quote_path(value), return_type=str, when_used="json"),
-]
-"""A path name inside a worktree, relative, ``/`` between parts, any bytes but NUL."""
-
-Oid = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
-"""A git object name."""
-
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-
-
-class Value(BaseModel):
-    """Base of all values: frozen, no unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
-
-
-def now() -> datetime:
-    """The current time, UTC."""
-    return datetime.now(UTC)
-
-
-def canonical_json(value: Any) -> bytes:
-    """The one spelling of a JSON value that digests cover: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def digest_of(value: Any) -> str:
-    """``sha256:…`` of the canonical JSON of `value`."""
-    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
-
+from vmsandbox.values import Digest as Digest
+from vmsandbox.values import Oid as Oid
+from vmsandbox.values import TreePath as TreePath
+from vmsandbox.values import Value as Value
+from vmsandbox.values import canonical_json as canonical_json
+from vmsandbox.values import digest_of as digest_of
+from vmsandbox.values import now as now
 
 # --- what is asked --------------------------------------------------------------------------------
 
@@ -75,31 +45,6 @@ class Limits(Value):
     boot_timeout_s: float = Field(default=180.0, gt=0, description="until SSH answers")
     result_max_paths: int = Field(default=50_000, ge=1)
     result_max_mib: int = Field(default=1024, ge=1, description="after inflation")
-
-
-class HttpCheck(Value):
-    """A request to a server in the guest, and what its answer must be."""
-
-    port: int = Field(ge=1, le=65535)
-    path: str = Field(default="/", pattern=r"^/")
-    status: int = Field(default=200, ge=100, le=599)
-    contains: tuple[str, ...] = Field(default=(), description="texts that the body must hold")
-    not_contains: tuple[str, ...] = ()
-
-
-class Check(Value):
-    """What proves a result, in the task's guest: a command that must succeed, or a request."""
-
-    name: str = ""
-    command: tuple[str, ...] = ()
-    http: HttpCheck | None = None
-    timeout_s: float = Field(default=600.0, gt=0)
-
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> Self:
-        if bool(self.command) == (self.http is not None):
-            raise ValueError("a check is either a command or http")
-        return self
 
 
 class Brief(Value):
@@ -314,6 +259,12 @@ class Decision(Value):
     who: str
     when: datetime = Field(default_factory=now)
     paths: tuple[TreePath, ...] = Field(default=(), description="empty: all of it")
+    checks: Digest | None = Field(
+        default=None, description="of all check results that lay there; None: there were none"
+    )
+    despite: tuple[str, ...] = Field(
+        default=(), description="checks that had not passed, and it was approved all the same"
+    )
 
 
 class ResultRecord(Value):
@@ -323,9 +274,17 @@ class ResultRecord(Value):
     state: ResultState = ResultState.NONE
     digest: Digest | None = None
     decisions: tuple[Decision, ...] = ()
+    checks: tuple[CheckRun, ...] = Field(
+        default=(), description="what the checks of this very result came to: by kind, the latest"
+    )
     applied_paths: tuple[TreePath, ...] = ()
     applied_at: datetime | None = None
     target: Path | None = Field(default=None, description="the folder that was written")
+
+    @property
+    def checks_digest(self) -> str | None:
+        """What an approval names beside the change set; None if no check was ever run."""
+        return digest_of([run.named() for run in self.checks]) if self.checks else None
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -378,6 +337,14 @@ class BatchMark(Value):
     task: str
 
 
+class Origin(Value):
+    """The sandbox that a fork was made of, as it was then; it may be gone by now."""
+
+    id: str
+    name: str
+    digest: Digest | None = Field(default=None, description="of its change set, if it had one")
+
+
 class SandboxRecord(Value):
     """Intent, as written to record.json before each effect; only `vmsandbox.sandbox` writes it."""
 
@@ -388,6 +355,7 @@ class SandboxRecord(Value):
     state: SandboxState = SandboxState.QUEUED
     task: Task
     batch: BatchMark | None = None
+    forked_from: Origin | None = None
     limits: Limits
     image_name: str
     image_digest: Digest
@@ -417,7 +385,7 @@ class SandboxRecord(Value):
     @property
     def heard(self) -> bool:
         """Whether the agent is told where to leave a report and a status, and both are fetched."""
-        return self.task.brief is not None or self.batch is not None
+        return bool(self.task.brief or self.batch or self.forked_from)
 
 
 class MeasuredCost(Value):

@@ -21,6 +21,8 @@ FLOORS: Mapping[str, int] = {
     "text": 0,
     "model": 0,
     "states": 0,
+    "values": 0,
+    "proof": 0,
     "document": 0,
     "deadline": 0,
     "brief": 1,
