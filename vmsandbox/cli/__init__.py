@@ -68,7 +68,7 @@ def main() -> None:
         app()
     except VmsandboxError as error:
         Output.current.error(error)
-        sys.exit(RUN_FAILED if _verb() in ("run", "resume") else error.exit_code)
+        sys.exit(RUN_FAILED if _verb() in ("run", "resume", "fork") else error.exit_code)
     except KeyboardInterrupt:
         Output.current.note("interrupted")
         sys.exit(130)

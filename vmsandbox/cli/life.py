@@ -106,11 +106,16 @@ def _status_table(found: "list[Status]") -> "Table":
     for title in ("id", "name", "state", "outcome", "result", "changes", "disk", "age"):
         table.add_column(title, no_wrap=True)
     table.add_column("worktree", overflow="fold", min_width=16)
+    forked = any(one.forked_from for one in found)
+    if forked:
+        table.add_column("forked from", no_wrap=True)
     says = any(one.agent_status for one in found)
     if says:
         table.add_column("agent says", overflow="fold", min_width=12)
     for one in found:
-        table.add_row(*_status_row(one), *([one.agent_status] if says else ()))
+        origin = one.forked_from.name if one.forked_from else ""
+        more = ([origin] if forked else []) + ([one.agent_status] if says else [])
+        table.add_row(*_status_row(one), *more)
     return table
 
 

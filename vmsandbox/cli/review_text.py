@@ -14,7 +14,7 @@ from vmsandbox.hostile import MEANING
 from vmsandbox.text import printable, quote_path
 
 if TYPE_CHECKING:
-    from vmsandbox.model import Change, ChangeSet
+    from vmsandbox.model import Change, ChangeSet, Origin
     from vmsandbox.review import Applied, Review
 
 _LISTED = 200
@@ -88,6 +88,8 @@ def stat(shown: "Review") -> Text:
 def _head(shown: "Review") -> Iterator[Text]:
     name = shown.id if shown.name == shown.id else f"{shown.name} ({shown.id})"
     yield _line("sandbox", name)
+    if shown.forked_from is not None:
+        yield _line("forked from", f" {_origin(shown.forked_from)}")
     yield _line("command", printable(" ".join(shown.command), newlines=False))
     yield _line("outcome", _outcome(shown))
     yield _line("worktree", printable(str(shown.worktree), newlines=False))
@@ -104,6 +106,11 @@ def _head(shown: "Review") -> Iterator[Text]:
         yield _line("", f"{decision.verdict} by {who}, {when}{which}  {decision.digest[:19]}")
     if shown.result.applied_paths:
         yield _line("", f"{len(shown.result.applied_paths)} paths in {shown.result.target}")
+
+
+def _origin(origin: "Origin") -> str:
+    name = origin.id if origin.name == origin.id else f"{origin.name} ({origin.id})"
+    return name + (f"  its result {origin.digest[:19]}" if origin.digest else "")
 
 
 def _outcome(shown: "Review") -> str:

@@ -1,4 +1,5 @@
-"""Owns the verbs that carry out a task: run, resume, and the detached manager's hidden entry."""
+"""Owns the verbs that carry out a task: run, resume, fork, and the detached manager's hidden entry.
+"""
 
 import codecs
 import sys
@@ -80,10 +81,27 @@ Examples:
 """
 
 
+FORK_HELP = """\
+Go on from where a task stopped, in a sandbox of its own: a copy of its disk, everything that
+identifies the guest new.
+
+Without COMMAND the same command runs again. The result is all that differs from the base of
+SANDBOX, which stays as it is; each of both can be applied, and where they contradict each other the
+second one is refused. The exit code is that of `run`.
+
+Examples:
+
+  vmsandbox fork last -- make test
+
+  vmsandbox fork fix-login --name fix-2 --detach -- ./agent.sh again
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the program."""
     app.command(help=RUN_HELP, context_settings={"allow_interspersed_args": False})(run)
     app.command()(resume)
+    app.command(help=FORK_HELP, context_settings={"allow_interspersed_args": True})(fork)
     app.command(hidden=True, name="_manage")(manage)
 
 
@@ -160,6 +178,29 @@ def resume(
         folder = rooms.store.resolve(selector)
         if keep:
             keep_guest(rooms, folder)
+        if detach:
+            _detach(out, folder)
+            return
+        _carry_out(out, rooms, folder)
+
+
+def fork(
+    selector: SelectorArgument,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND…", help="What to run.")
+    ] = None,
+    name: Name = None,
+    keep: Keep = False,
+    detach: Detach = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Go on from a stopped sandbox's disk; FORK_HELP tells the user how."""
+    from vmsandbox.sandbox import Rooms, fork_sandbox
+
+    out = output.begin(as_json)
+    with Rooms.open(note=out.note) as rooms:
+        source = rooms.store.resolve(selector)
+        folder = fork_sandbox(rooms, source, command=command or (), name=name, keep=keep)
         if detach:
             _detach(out, folder)
             return

@@ -13,6 +13,7 @@ from vmsandbox.model import (
     ExecResult,
     Failure,
     Limits,
+    Origin,
     Outcome,
     ResultRecord,
     ResultState,
@@ -45,6 +46,7 @@ class Review(Value):
     conflicts: tuple[Conflict, ...] = ()
     problems: tuple[str, ...] = ()
     brief: Brief | None = None
+    forked_from: Origin | None = None
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
     report: str = Field(default="", description="likewise")
     evidence: dict[str, Path]
@@ -91,6 +93,7 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
         conflicts=found,
         problems=tuple(problems),
         brief=record.task.brief,
+        forked_from=record.forked_from,
         agent_status=said.status,
         report=said.report,
         evidence=_evidence(folder),

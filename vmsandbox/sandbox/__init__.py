@@ -1,9 +1,9 @@
 """Owns sandboxes: what a user can do with them, from a request to the last freed byte.
 
 `create` checks a request and makes the folder, `plan` decides the start, `start` and `life` carry
-it out, `templates` knows what guests can be cloned from and `freezing` makes it, `transfer` moves
-the worktree in and the change set out, `status` says what is true, `access` steps into a guest,
-`ending` stops, deletes and cleans up.
+it out, `forking` makes a sandbox of another one, `templates` knows what guests can be cloned from
+and `freezing` makes it, `transfer` moves the worktree in and the change set out, `status` says what
+is true, `access` steps into a guest, `ending` stops, deletes and cleans up.
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
@@ -18,6 +18,7 @@ from vmsandbox.sandbox.ending import (
     spawn_manager,
     stop_sandbox,
 )
+from vmsandbox.sandbox.forking import fork_sandbox
 from vmsandbox.sandbox.freezing import Warmed, warm
 from vmsandbox.sandbox.life import Listener, Manager, keep_guest
 from vmsandbox.sandbox.report import Report
@@ -43,6 +44,7 @@ __all__ = [
     "create_sandbox",
     "delete_sandbox",
     "exec_command",
+    "fork_sandbox",
     "has_undecided_result",
     "keep_guest",
     "observe",

@@ -23,7 +23,9 @@ _AGENT = "agent"
 
 _DELIVER = f"""\
 umask 022
-install -d -m 755 -o {_AGENT} -g {_AGENT} {_FOLDER} && cat > {_FOLDER}/brief.md
+install -d -m 755 -o {_AGENT} -g {_AGENT} {_FOLDER} && cd {_FOLDER} || exit
+rm -rf brief.md report.md status
+cat > brief.md
 """
 _FETCH = f"""\
 cd {_FOLDER} || exit 0
@@ -67,6 +69,12 @@ def deliver(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:
     if text:
         write_atomic(folder.brief, text)
     guest.stream_in(["/bin/sh", "-c", _DELIVER], [text], timeout_s=60.0)
+
+
+def deliver_to_fork(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:
+    """As :func:`deliver`, where a disk came with what another sandbox's agent was told and said."""
+    if record.forked_from and not record.task_started:
+        deliver(guest, folder, record)
 
 
 def fetch(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:

@@ -333,6 +333,7 @@ class Manager:
     def _ensure_worktree(self, snapshot: "Future[Snapshot] | None") -> None:
         """Unpack the snapshot in the guest, once."""
         if snapshot is None:
+            briefing.deliver_to_fork(self.guest, self.folder, self.folder.read_record())
             return
         with self._phase("sync"):
             taken = snapshot.result()

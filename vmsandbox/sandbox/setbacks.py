@@ -6,7 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
+from vmsandbox.errors import (
+    GuestProblem,
+    HostProblem,
+    ReviewRefused,
+    UsageProblem,
+    VmsandboxError,
+)
 from vmsandbox.model import ExecResult, Failure, Outcome, SandboxRecord, SandboxState
 from vmsandbox.text import printable
 
@@ -71,11 +77,23 @@ def told_by_console(ended: ExecResult, console: bytes) -> ExecResult:
 def taken_up(record: SandboxRecord) -> dict[str, Any]:
     """What changes in a record whose life is taken up again.
 
-    A task that never began has its whole life before it, also if it was cancelled then.
+    A task that never began has its whole life before it, also if it was cancelled then. Raises
+    UsageProblem ``fork_incomplete``.
     """
+    if record.forked_from and not record.base_in_guest:
+        raise _half_forked(record.id, record.forked_from.id)
     if record.task_started:
         return {"failure": None}
     return {"failure": None, "exec_result": None, "cancelled": False}
+
+
+def _half_forked(id_: str, source: str) -> UsageProblem:
+    """What it was to go on from is not on its disk, and another start would not be the same."""
+    return UsageProblem(
+        "fork_incomplete",
+        f"{id_} was to be a fork of {source}, but its disk was never copied to the end",
+        hint=f"vmsandbox delete {id_} && vmsandbox fork {source}",
+    )
 
 
 def guest_gone(record: SandboxRecord, detail: str, console: Path) -> GuestProblem:

@@ -17,6 +17,7 @@ from vmsandbox.model import (
     ExecResult,
     Failure,
     Limits,
+    Origin,
     ResultState,
     SandboxRecord,
     SandboxState,
@@ -51,6 +52,7 @@ class Status(Value):
     disk_bytes: int = 0
     timings: dict[str, float] = Field(default_factory=dict)
     batch: BatchMark | None = None
+    forked_from: Origin | None = None
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
 
     @property
@@ -100,6 +102,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
         disk_bytes=folder.allocated_bytes(),
         timings=record.timings,
         batch=record.batch,
+        forked_from=record.forked_from,
         agent_status=review.told(folder).status if record.heard else "",
     )
 

@@ -4,14 +4,16 @@ The objects were made by a guest. They passed git's own check, and every process
 memory, processor time and output. No attribute, filter, external diff or text conversion is used.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from vmsandbox.errors import HostProblem
 from vmsandbox.model import Change, TreeEntry, TreePath, Value
-from vmsandbox.worktree.git import Git, GitFailed, Process
+from vmsandbox.worktree.git import Completed, Git, GitFailed, Process
 from vmsandbox.worktree.listing import (
     GITLINK,
     change_of,
@@ -27,6 +29,8 @@ _MAX_ARGUMENT_BYTES = 64 * 1024
 _MEMORY_BYTES = 2 << 30
 _CPU_S = 120
 _TIMEOUT_S = 300.0
+_MERGES_SINCE = (2, 38)
+"""The git that merges trees without a worktree (git's release notes, "merge-tree --write-tree")."""
 
 
 def bounded(git: Git, *, file_bytes: int = 0, timeout_s: float = _TIMEOUT_S) -> Git:
@@ -108,21 +112,37 @@ class ResultReader:
     def merge(self, base: str, ours: str, theirs: str, *stores: Path) -> MergeOutcome:
         """Merge two trees that come from `base`; `stores` are further quarantine stores to read.
 
-        Nothing is kept. The names in conflict are as git found them.
+        Nothing is kept. The names in conflict are as git found them. Content is merged where the
+        same file is the same in both, renamed or not; no file is moved because its folder was.
+        Raises HostProblem ``git_too_old``.
         """
         with tempfile.TemporaryDirectory(prefix="vmsandbox-merge-") as folder:
             assert self._git.git_dir
             borrow = [store / "objects" for store in (self._git.git_dir, *stores)]
             git = bounded(borrowing(self._git, Path(folder), borrow), file_bytes=1 << 30)
+            git = git.but(settings={"merge.directoryRenames": "false"})
             before = _commit(git, base)
             sides = [_commit(git, tree, "-p", before) for tree in (ours, theirs)]
             done = git.attempt(
                 "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", *sides
             )
             if done.code not in (0, 1):
-                raise GitFailed(("merge-tree",), done.code, done.err)
+                raise _not_merged(git, done)
             tree, *names = done.out.removesuffix(b"\0").split(b"\0")
             return MergeOutcome(tree=tree.decode("ascii"), conflicts=tuple(dict.fromkeys(names)))
+
+
+def _not_merged(git: Git, done: Completed) -> HostProblem:
+    """Why git gave no verdict: an old one takes the option for a mistake."""
+    version = git.word("version")
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if numbers >= _MERGES_SINCE:
+        return GitFailed(("merge-tree",), done.code, done.err)
+    return HostProblem(
+        "git_too_old",
+        f"{version} cannot merge two results without a worktree",
+        hint="install git 2.38 or newer; until then results are compared by their paths",
+    )
 
 
 def records(process: Process) -> Iterator[bytes]:
