@@ -1,5 +1,4 @@
-"""Owns the verbs that carry out a task: run, resume, fork, and the detached manager's hidden entry.
-"""
+"""Owns the verbs that carry out a task: run, resume, fork; and the entry of a detached manager."""
 
 import codecs
 import sys
