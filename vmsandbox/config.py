@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from vmsandbox.errors import UsageProblem
-from vmsandbox.model import Limits, Value
+from vmsandbox.model import Check, HttpCheck, Limits, Value
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _UNIT_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
@@ -57,8 +57,59 @@ def parse_duration_s(value: object) -> float:
     return seconds
 
 
+def parse_words(value: Any) -> Any:
+    """A command as a list of words, or as one line for the guest's shell. Raises ValueError."""
+    if isinstance(value, str) and value.strip():
+        return ("/bin/sh", "-c", value)
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("a command is a list of words, or one line of text")
+    return value
+
+
 SizeMib = Annotated[int, BeforeValidator(parse_size_mib)]
 DurationS = Annotated[float, BeforeValidator(parse_duration_s)]
+Words = Annotated[tuple[str, ...], BeforeValidator(parse_words), Field(min_length=1)]
+
+
+class CheckEntry(Value):
+    """A check as a file spells it; a text or list alone is its command."""
+
+    name: str = ""
+    command: Words | None = None
+    http: HttpCheck | None = None
+    serve: Words | None = Field(
+        default=None, description="with http: the server to ask, if none listens"
+    )
+    timeout: DurationS = 600.0
+
+    def wrong(self) -> str:
+        """Why it is no check, or an empty text."""
+        if bool(self.command) == (self.http is not None):
+            return "a check is either a command or http"
+        return "serve belongs to an http check" if self.serve and not self.http else ""
+
+    def check(self) -> Check:
+        """What it means; only of one that has nothing :meth:`wrong`."""
+        return Check(
+            name=self.name,
+            command=self.command or (),
+            http=self.http,
+            serve=self.serve or (),
+            timeout_s=self.timeout,
+        )
+
+
+def _spelled(value: object) -> object:
+    return {"command": value} if isinstance(value, str | list | tuple) else value
+
+
+def _right(entry: CheckEntry) -> CheckEntry:
+    if wrong := entry.wrong():
+        raise ValueError(wrong)
+    return entry
+
+
+CheckSpelled = Annotated[CheckEntry, BeforeValidator(_spelled)]
 
 
 class SandboxSection(Value):
@@ -82,11 +133,30 @@ class ResultSection(Value):
     max_size: SizeMib = Field(default=1024, ge=1, description="MiB after inflation, or 2G")
 
 
+class VerifySection(Value):
+    """The ``[verify]`` table: what proves a result."""
+
+    checks: tuple[Annotated[CheckSpelled, AfterValidator(_right)], ...] = ()
+
+
+class AgentSection(Value):
+    """One ``[agents.NAME]`` table: a command that can be called by name."""
+
+    command: Words = Field(description="words, or one line for the guest's shell")
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 class Config(Value):
     """Everything that vmsandbox.toml may say."""
 
     sandbox: SandboxSection = SandboxSection()
     result: ResultSection = ResultSection()
+    verify: VerifySection = VerifySection()
+    agents: dict[str, AgentSection] = Field(default_factory=dict)
+
+    def checks(self) -> tuple[Check, ...]:
+        """What proves a result unless a task says otherwise."""
+        return tuple(entry.check() for entry in self.verify.checks)
 
     def limits(self) -> Limits:
         """The sizes and times of a guest, as the rest of the program speaks of them."""

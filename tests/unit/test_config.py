@@ -61,3 +61,33 @@ def test_all_problems_at_once() -> None:
     for needle in ("sandbox.cpus", "sandbox.colour: unknown key", "nets: unknown key", "b.toml:"):
         assert needle in message
     assert "command line: sandbox.memory: not a size" in message
+
+
+def test_checks_and_agents_of_a_project() -> None:
+    config = load(
+        [
+            (
+                "project",
+                '[verify]\nchecks = ["make test", { http = { port = 80 }, serve = "./s" }]\n'
+                '[agents.critic]\ncommand = ["claude", "-p"]\n',
+            )
+        ]
+    )
+    test, http = config.checks()
+    assert (test.command, test.title) == (("/bin/sh", "-c", "make test"), "make test")
+    assert (http.title, http.serve) == ("http :80/", ("/bin/sh", "-c", "./s"))
+    assert config.agents["critic"].command == ("claude", "-p")
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{ timeout = 3 }", "a check is either a command or http"),
+        ('{ command = "x", http = { port = 1 } }', "a check is either a command or http"),
+        ('{ command = "x", serve = "y" }', "serve belongs to an http check"),
+    ],
+)
+def test_a_check_that_is_none(entry: str, problem: str) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        load([("p.toml", f"[verify]\nchecks = [{entry}]\n")])
+    assert f"p.toml: verify.checks.0: {problem}" in caught.value.message

@@ -12,23 +12,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 
 from vmsandbox import brief
-from vmsandbox.config import DurationS, SizeMib
+from vmsandbox.config import CheckSpelled, DurationS, SizeMib, Words
 from vmsandbox.document import Document, Place, Problem
-from vmsandbox.model import Brief, Check, HttpCheck, Limits, Value
+from vmsandbox.model import Brief, Check, Limits, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _V = TypeVar("_V", bound=Value)
 MOST_COPIES = 100
-
-
-def _words(value: Any) -> Any:
-    """A command as a list of words, or as one line for the guest's shell."""
-    if isinstance(value, str) and value.strip():
-        return ("/bin/sh", "-c", value)
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("a command is a list of words, or one line of text")
-    return value
 
 
 def _variables(value: Any) -> Any:
@@ -55,27 +46,7 @@ def _brief(value: Any) -> Any:
     return found
 
 
-def _check(value: Any) -> Any:
-    return {"command": value} if isinstance(value, str | list) else value
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_words), Field(min_length=1)]
 Name = Annotated[str, Field(pattern=_NAME)]
-
-
-class CheckEntry(Value):
-    """A check as a file spells it; a text or list alone is its command."""
-
-    name: str = ""
-    command: Words | None = None
-    http: HttpCheck | None = None
-    timeout: DurationS = 600.0
-
-    def check(self) -> Check:
-        """Raises ValueError unless it is either a command or http."""
-        return Check(
-            name=self.name, command=self.command or (), http=self.http, timeout_s=self.timeout
-        )
 
 
 class Settings(Value):
@@ -96,7 +67,7 @@ class Settings(Value):
     env: Annotated[dict[str, str], BeforeValidator(_variables)] = Field(default_factory=dict)
     include: tuple[str, ...] | None = None
     history: str | None = Field(default=None, pattern=r"^(full|none|[1-9][0-9]{0,6})$")
-    verify: tuple[Annotated[CheckEntry, BeforeValidator(_check)], ...] = ()
+    verify: tuple[CheckSpelled, ...] = ()
 
 
 class TaskEntry(Settings):
@@ -264,8 +235,8 @@ def _wrong_with(
     if task.brief and task.brief_file:
         yield "brief_file", "there is a brief already"
     for number, entry in enumerate(task.verify):
-        if bool(entry.command) == (entry.http is not None):
-            yield "verify", f"{number}: a check is either a command or http"
+        if wrong := entry.wrong():
+            yield "verify", f"{number}: {wrong}"
 
 
 # --- from entries to tasks ------------------------------------------------------------------------
