@@ -12,6 +12,7 @@ from vmsandbox.review.applying import (
     conflicts,
     unapproved,
 )
+from vmsandbox.review.checks import record_run, unproven
 from vmsandbox.review.decisions import approve, approved_paths, decider, drop, stale
 from vmsandbox.review.inspection import ResultStore, inspect_result
 from vmsandbox.review.record import Ledger, abandon, latest, present, read
@@ -41,8 +42,10 @@ __all__ = [
     "latest",
     "present",
     "read",
+    "record_run",
     "show",
     "stale",
     "told",
     "unapproved",
+    "unproven",
 ]

@@ -21,6 +21,7 @@ from vmsandbox.model import (
     Value,
     now,
 )
+from vmsandbox.review.checks import despite
 from vmsandbox.review.decisions import (
     approval,
     approved,
@@ -95,12 +96,14 @@ def apply(
     digest: str | None = None,
     yes: bool = False,
     who: str | None = None,
+    despite_checks: bool = False,
 ) -> Applied:
     """Write the chosen part of the change set to `target`.
 
     With `yes` this call is the approval as well, unless one of another digest lies here. Without a
     selection it is all that is approved, with `yes` all there is. Raises
-    ReviewRefused ``task_live``, ``result_dropped``, ``approval_stale`` or ``not_approved``;
+    ReviewRefused ``task_live``, ``result_dropped``, ``approval_stale``, ``not_approved``, or with
+    `yes` ``checks_failed`` unless `despite_checks`;
     ApplyConflict, and then nothing of the batch is written; UsageProblem ``path_unmatched``,
     ``nothing_selected``, ``selection_incomplete`` or ``target_missing``; HostProblem for a target
     that cannot be written.
@@ -117,7 +120,11 @@ def apply(
         chosen = _chosen(job.every, covered, selection, yes)
         if not chosen:
             return Applied(digest=change_set.digest, target=target, state=record.state)
-        decision = _consent(job, record, chosen, covered, yes, who)
+        decision = None
+        if missing := [step.path for step in chosen if step.path not in covered]:
+            _refuse_unapproved(job, record, missing, yes)
+            failed = despite(folder, record, allowed=despite_checks)
+            decision = approval(change_set, record, chosen, who, failed)
         record, batch = _write_batch(job, record, target.resolve(), chosen, decision)
         return Applied(
             digest=change_set.digest,
@@ -175,22 +182,14 @@ def _chosen(
     return tuple(step for step in every if step.path in covered) or every
 
 
-def _consent(
-    job: _Job,
-    record: ResultRecord,
-    chosen: Sequence[Step],
-    covered: Collection[bytes],
-    yes: bool,
-    who: str | None,
-) -> Decision | None:
-    """Make sure that the chosen steps are approved; `yes` approves them with this very call."""
-    missing = [step.path for step in chosen if step.path not in covered]
-    if not missing:
-        return None
+def _refuse_unapproved(
+    job: _Job, record: ResultRecord, missing: Sequence[bytes], yes: bool
+) -> None:
+    """Only `yes` approves by this very call, and it replaces no approval of something else."""
     if (old := stale(job.change_set, record)) is not None:
         refuse_stale(job.folder, old.digest, job.change_set.digest)
     if yes:
-        return approval(job.change_set, chosen, who)
+        return
     id_ = job.folder.id
     raise ReviewRefused(
         "not_approved",

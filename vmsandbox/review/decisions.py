@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from vmsandbox.errors import ReviewRefused, UsageProblem
 from vmsandbox.model import ChangeSet, Decision, ResultRecord, ResultState, Verdict
+from vmsandbox.review.checks import despite
 from vmsandbox.review.record import forget_ledger, note, read, stepped, write_record
 from vmsandbox.selection import Selection, Step, select, steps_of
 from vmsandbox.store import SandboxFolder, locked
@@ -21,11 +22,13 @@ def approve(
     selection: Selection | None = None,
     digest: str | None = None,
     who: str | None = None,
+    despite_checks: bool = False,
 ) -> ResultRecord:
     """Record that the change set (or the chosen part) may be applied.
 
     `digest` is what the approver has read, the whole or its beginning; if it is not what lies
     here now, ReviewRefused ``approval_stale``. After a drop ReviewRefused ``result_dropped``.
+    Checks that did not pass are ReviewRefused ``checks_failed``, unless `despite_checks`.
     """
     with locked(folder.result_lock):
         change_set, record = read(folder)
@@ -33,9 +36,12 @@ def approve(
         refuse_dropped(folder, record)
         if record.state in (ResultState.APPLIED, ResultState.NONE):
             return record
-        decision = approval(change_set, select(steps_of(change_set.changes), selection), who)
+        chosen = select(steps_of(change_set.changes), selection)
+        failed = despite(folder, record, allowed=despite_checks)
+        decision = approval(change_set, record, chosen, who, failed)
         which = f" ({len(decision.paths)} paths)" if decision.paths else ""
-        note(folder, f"approved {change_set.digest}{which} by {decision.who}")
+        although = f", despite {', '.join(failed)}" if failed else ""
+        note(folder, f"approved {change_set.digest}{which} by {decision.who}{although}")
         return write_record(folder, approved(record, decision))
 
 
@@ -63,14 +69,22 @@ def drop(
         return write_record(folder, _decided(record, ResultState.DROPPED, decision))
 
 
-def approval(change_set: ChangeSet, chosen: Sequence[Step], who: str | None) -> Decision:
-    """The decision that the chosen steps may be applied."""
+def approval(
+    change_set: ChangeSet,
+    record: ResultRecord,
+    chosen: Sequence[Step],
+    who: str | None,
+    failed: tuple[str, ...] = (),
+) -> Decision:
+    """The decision that the chosen steps may be applied, in spite of what `failed`."""
     all_of_it = len(chosen) == len(steps_of(change_set.changes))
     return Decision(
         verdict=Verdict.APPROVED,
         digest=change_set.digest,
         who=who or decider(),
         paths=() if all_of_it else tuple(step.path for step in chosen),
+        checks=record.checks_digest,
+        despite=failed,
     )
 
 
@@ -97,20 +111,27 @@ def decider() -> str:
 def approved_paths(
     change_set: ChangeSet, record: ResultRecord, every: Iterable[Step]
 ) -> frozenset[bytes]:
-    """The paths that approvals of this very digest cover."""
+    """The paths that approvals of this very digest, with these very check results, cover."""
     covered: set[bytes] = set()
     for decision in record.decisions:
-        if decision.verdict is Verdict.APPROVED and decision.digest == change_set.digest:
+        if decision.verdict is Verdict.APPROVED and _holds(decision, change_set, record):
             covered |= set(decision.paths or (step.path for step in every))
     return frozenset(covered)
 
 
 def stale(change_set: ChangeSet, record: ResultRecord) -> Decision | None:
-    """The last decision, if it approves another digest than what lies here now."""
+    """The last decision, if it approves something else than what lies here now."""
     last = record.decisions[-1] if record.decisions else None
-    if last is None or last.verdict is not Verdict.APPROVED or last.digest == change_set.digest:
+    if last is None or last.verdict is not Verdict.APPROVED or _holds(last, change_set, record):
         return None
     return last
+
+
+def _holds(decision: Decision, change_set: ChangeSet, record: ResultRecord) -> bool:
+    """Whether a decision names what lies here now. One that has served needs no proof any more."""
+    if decision.digest != change_set.digest:
+        return False
+    return record.state is ResultState.APPLIED or decision.checks == record.checks_digest
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -148,8 +169,11 @@ def refuse_other_digest(folder: SandboxFolder, change_set: ChangeSet, digest: st
 
 
 def refuse_stale(folder: SandboxFolder, approved: str, current: str) -> NoReturn:
+    what = f"approved was {approved}, but the result of {folder.id} is now {current}"
+    if approved == current:
+        what = f"the checks of {folder.id} came to something else since {approved} was approved"
     raise ReviewRefused(
         "approval_stale",
-        f"approved was {approved}, but the result of {folder.id} is now {current}",
+        what,
         hint=f"vmsandbox review {folder.id} && vmsandbox approve {folder.id}",
     )
