@@ -36,6 +36,12 @@ def removes(name: str) -> Fits:
     return lambda event, args: event == "os.remove" and Path(os.fsdecode(args[0])).name == name
 
 
+def opens(part: str, end: str) -> Fits:
+    return lambda event, args: (
+        event == "open" and part in (path := _text(args[0])) and path.endswith(end)
+    )
+
+
 def connects(true: Callable[[Any], object]) -> Fits:
     return lambda event, args: event == "socket.connect" and bool(true(args[1]))
 
@@ -53,7 +59,10 @@ POINTS: Mapping[str, Fits] = {
     "half made": records(lambda record: record["state"] == "queued"),
     "made": records(lambda record: record["state"] == "starting"),
     "keys": replaces("host_ed25519"),
+    "template boots": opens("/.making-", "/console.log"),
+    "template whole": replaces("template.json"),
     "disk": replaces("domain.xml"),
+    "loading": connects(lambda address: str(address).endswith("/incoming/state")),
     "seed": connects(lambda address: str(address).endswith("seed.sock")),
     "booting": connects(lambda address: isinstance(address, tuple) and address[1] == 2222),
     "sending": records(lambda record: record["snapshot"] and not record["base_in_guest"]),
