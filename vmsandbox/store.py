@@ -233,6 +233,7 @@ class SandboxFolder:
     result_record = _File("result.json")  # review.py alone
     result_lock = _File("result.lock")
     sync_lock = _File("sync.lock")
+    opinions = _File("opinions.json")  # what other reviewers said of the result
     ledger = _File("ledger.json")  # an apply on its way
 
     def manager_alive(self) -> bool:

@@ -6,7 +6,16 @@ import pytest
 
 from tests.adapter.crafted import BASE, RESULT, Case, Make, refused
 from vmsandbox import review
-from vmsandbox.model import Check, CheckResult, CheckRun, ResultState
+from vmsandbox.model import (
+    Check,
+    CheckResult,
+    CheckRun,
+    Finding,
+    Opinion,
+    Outcome,
+    ResultState,
+    Severity,
+)
 from vmsandbox.store import write_value
 
 PASSED = CheckResult(name="make test", ok=True, exit_code=0, tail="12 passed")
@@ -126,3 +135,36 @@ def test_once_applied_a_new_run_asks_for_no_new_approval(case: Case) -> None:
     ran(case, FAILED)
     again = case.apply(yes=False)
     assert (again.written, case.record.state) == ((), ResultState.APPLIED)
+
+
+def test_the_check_results_that_were_read_can_be_demanded(case: Case) -> None:
+    ran(case, PASSED)
+    read = review.short(case.change_set, case.record)
+    assert "+" in read
+    ran(case, PASSED.model_copy(update={"tail": "other"}))
+    refused("approval_stale", lambda: review.approve(case.folder, digest=read))
+    assert case.record.decisions == ()
+    review.approve(case.folder, digest=review.short(case.change_set, case.record))
+
+
+def test_opinions_stay_with_their_result(case: Case) -> None:
+    finding = Finding(severity=Severity.HIGH, text="wrong")
+    said = Opinion(
+        by="ann",
+        command=("critic",),
+        digest=case.change_set.digest,
+        outcome=Outcome.COMPLETED,
+        exit_code=0,
+        findings=(finding,),
+    )
+    review.attach(case.folder, said.model_copy(update={"findings": ()}))
+    review.attach(case.folder, said.model_copy(update={"by": "bob", "findings": ()}))
+    review.attach(case.folder, said)
+    assert [(one.by, len(one.findings)) for one in review.opinions(case.folder)] == [
+        ("bob", 0),
+        ("ann", 1),
+    ]
+    shown = review.show(case.folder, live=False)
+    assert shown.disagreements == ("ann has 1 grave finding (up to high), bob has none",)
+    case.collect({**RESULT, b"tool": b"other"})
+    assert review.opinions(case.folder) == ()

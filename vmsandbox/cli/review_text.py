@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from vmsandbox.cli import proof_text
 from vmsandbox.cli.life import size
+from vmsandbox.cli.proof_text import labelled as _line
 from vmsandbox.hostile import MEANING
 from vmsandbox.text import printable, quote_path
 
@@ -21,7 +23,6 @@ _LISTED = 200
 _COMMITS = 20
 _SUBJECT = 100
 _REPORTED = 40
-_LABEL = 11
 _COLOURS = {"A": "green", "M": "yellow", "D": "red", "T": "magenta", "R": "cyan"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -101,6 +102,7 @@ def _head(shown: "Review") -> Iterator[Text]:
     yield state
     for decision in shown.result.decisions:
         which = f", {len(decision.paths)} paths" if decision.paths else ""
+        which += f", despite {len(decision.despite)} check(s)" if decision.despite else ""
         when = decision.when.isoformat(" ", "seconds")
         who = printable(decision.who, newlines=False)
         yield _line("", f"{decision.verdict} by {who}, {when}{which}  {decision.digest[:19]}")
@@ -187,6 +189,7 @@ def _tail(shown: "Review") -> Iterator[Text]:
         yield _line("status", shown.agent_status)
     for number, said in enumerate(shown.report.splitlines()[:_REPORTED]):
         yield _line("" if number else "report", said)
+    yield from proof_text.lines(shown)
     for number, conflict in enumerate(shown.conflicts):
         label = "" if number else "conflicts"
         yield _line(label, f"{quote_path(conflict.path)}: {conflict.what}", "red")
@@ -196,12 +199,6 @@ def _tail(shown: "Review") -> Iterator[Text]:
         yield _line("" if number else "evidence", f"{name:<10} {path}")
     for number, command in enumerate(shown.next):
         yield _line("" if number else "next", command)
-
-
-def _line(label: str, value: str, style: str = "") -> Text:
-    line = Text(f"{label:<{_LABEL}}", style="bold" if label else "")
-    line.append(value, style=style or "not bold")
-    return line
 
 
 def diff(difference: bytes, most: int) -> Text:

@@ -13,8 +13,9 @@ from vmsandbox.review.applying import (
     unapproved,
 )
 from vmsandbox.review.checks import record_run, unproven
-from vmsandbox.review.decisions import approve, approved_paths, decider, drop, stale
+from vmsandbox.review.decisions import approve, approved_paths, decider, drop, short, stale
 from vmsandbox.review.inspection import ResultStore, inspect_result
+from vmsandbox.review.opinions import attach, disagreements, opinions, parse_findings
 from vmsandbox.review.record import Ledger, abandon, latest, present, read
 from vmsandbox.review.show import Review, show
 from vmsandbox.review.told import Told, told
@@ -34,15 +35,20 @@ __all__ = [
     "apply",
     "approve",
     "approved_paths",
+    "attach",
     "chosen_paths",
     "conflicts",
     "decider",
+    "disagreements",
     "drop",
     "inspect_result",
     "latest",
+    "opinions",
+    "parse_findings",
     "present",
     "read",
     "record_run",
+    "short",
     "show",
     "stale",
     "told",

@@ -111,7 +111,7 @@ def apply(
     with locked(folder.result_lock):
         refuse_live(folder, is_live)
         change_set, record = read(folder)
-        refuse_other_digest(folder, change_set, digest)
+        refuse_other_digest(folder, change_set, record, digest)
         refuse_dropped(folder, record)
         job = _Job(folder, results, change_set, steps_of(change_set.changes))
         _refuse_bad_names(job.every)

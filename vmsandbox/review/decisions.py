@@ -26,13 +26,13 @@ def approve(
 ) -> ResultRecord:
     """Record that the change set (or the chosen part) may be applied.
 
-    `digest` is what the approver has read, the whole or its beginning; if it is not what lies
-    here now, ReviewRefused ``approval_stale``. After a drop ReviewRefused ``result_dropped``.
+    `digest` is what the approver has read, as :func:`short` spells it or longer; if it is not what
+    lies here now, ReviewRefused ``approval_stale``. After a drop ReviewRefused ``result_dropped``.
     Checks that did not pass are ReviewRefused ``checks_failed``, unless `despite_checks`.
     """
     with locked(folder.result_lock):
         change_set, record = read(folder)
-        refuse_other_digest(folder, change_set, digest)
+        refuse_other_digest(folder, change_set, record, digest)
         refuse_dropped(folder, record)
         if record.state in (ResultState.APPLIED, ResultState.NONE):
             return record
@@ -155,23 +155,34 @@ def refuse_dropped(folder: SandboxFolder, record: ResultRecord) -> None:
         )
 
 
-def refuse_other_digest(folder: SandboxFolder, change_set: ChangeSet, digest: str | None) -> None:
+def short(change_set: ChangeSet, record: ResultRecord) -> str:
+    """What an approval names, short enough to be typed: the digest of the change set, and after a
+    plus that of the check results if there are any."""
+    digests = [change_set.digest, *([record.checks_digest] if record.checks_digest else [])]
+    return "+".join(digest.removeprefix("sha256:")[:12] for digest in digests)
+
+
+def refuse_other_digest(
+    folder: SandboxFolder, change_set: ChangeSet, record: ResultRecord, digest: str | None
+) -> None:
     """Refuse if `digest` (or its beginning) is given and names something else."""
     if digest is None:
         return
-    wanted = digest.removeprefix("sha256:")
-    if len(wanted) < _MIN_DIGEST_DIGITS:
+    wanted, plus, checks = (part.removeprefix("sha256:") for part in digest.partition("+"))
+    if min(len(wanted), len(checks) if plus else len(wanted)) < _MIN_DIGEST_DIGITS:
         raise UsageProblem(
             "digest_short", f"give at least {_MIN_DIGEST_DIGITS} hexadecimal digits of the digest"
         )
     if not change_set.digest.startswith(f"sha256:{wanted}"):
         refuse_stale(folder, f"sha256:{wanted}", change_set.digest)
+    if plus and not (record.checks_digest or "").startswith(f"sha256:{checks}"):
+        refuse_stale(folder, change_set.digest, change_set.digest)
 
 
 def refuse_stale(folder: SandboxFolder, approved: str, current: str) -> NoReturn:
     what = f"approved was {approved}, but the result of {folder.id} is now {current}"
     if approved == current:
-        what = f"the checks of {folder.id} came to something else since {approved} was approved"
+        what = f"the checks of {folder.id} came to something else than was read with {approved}"
     raise ReviewRefused(
         "approval_stale",
         what,

@@ -13,6 +13,7 @@ from vmsandbox.model import (
     ExecResult,
     Failure,
     Limits,
+    Opinion,
     Origin,
     Outcome,
     ResultRecord,
@@ -21,7 +22,9 @@ from vmsandbox.model import (
     Value,
 )
 from vmsandbox.review.applying import conflicts
-from vmsandbox.review.decisions import stale
+from vmsandbox.review.checks import unproven
+from vmsandbox.review.decisions import short, stale
+from vmsandbox.review.opinions import disagreements, opinions
 from vmsandbox.review.record import read
 from vmsandbox.review.told import told
 from vmsandbox.store import SandboxFolder
@@ -49,6 +52,9 @@ class Review(Value):
     forked_from: Origin | None = None
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
     report: str = Field(default="", description="likewise")
+    unproven: tuple[str, ...] = Field(default=(), description="checks that did not pass, by name")
+    opinions: tuple[Opinion, ...] = Field(default=(), description="of reviewers in other guests")
+    disagreements: tuple[str, ...] = ()
     evidence: dict[str, Path]
     next: tuple[str, ...] = ()
 
@@ -69,6 +75,7 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
     change_set, result = None, ResultRecord()
     with contextlib.suppress(NegativeAnswer):  # not collected: the rest is worth showing as well
         change_set, result = read(folder)
+    failed = unproven(record.task.verify, result) if change_set else ()
     problems = _problems(folder, change_set, result, live)
     found: tuple[Conflict, ...] = ()
     if change_set is not None and result.state is not ResultState.DROPPED:
@@ -76,7 +83,7 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
             found = conflicts(folder, target or record.task.worktree)
         except UsageProblem as problem:
             problems.append(problem.message)
-    said = told(folder)
+    said, others = told(folder), opinions(folder)
     return Review(
         id=record.id,
         name=record.name,
@@ -96,8 +103,11 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
         forked_from=record.forked_from,
         agent_status=said.status,
         report=said.report,
+        unproven=failed,
+        opinions=others,
+        disagreements=disagreements(record.outcome, result, others),
         evidence=_evidence(folder),
-        next=_next(record, result, change_set, live),
+        next=_next(record, result, change_set, live, proven=not failed),
     )
 
 
@@ -110,7 +120,9 @@ def _problems(
     if change_set is None:
         problems.append("no result was collected")
     elif (old := stale(change_set, result)) is not None:
-        problems.append(f"the approval by {old.who} is stale: it names {old.digest}")
+        same = old.digest == change_set.digest
+        what = "other check results" if same else old.digest
+        problems.append(f"the approval by {old.who} is stale: it names {what}")
     if folder.ledger.exists():
         problems.append("an apply was cut short; the next apply finishes it")
     return problems
@@ -130,7 +142,12 @@ def _evidence(folder: SandboxFolder) -> dict[str, Path]:
 
 
 def _next(
-    record: SandboxRecord, result: ResultRecord, change_set: ChangeSet | None, live: bool
+    record: SandboxRecord,
+    result: ResultRecord,
+    change_set: ChangeSet | None,
+    live: bool,
+    *,
+    proven: bool,
 ) -> tuple[str, ...]:
     if live:
         return (f"vmsandbox logs -f {record.name}", f"vmsandbox stop {record.name}")
@@ -141,10 +158,12 @@ def _next(
     drop = f"vmsandbox drop {record.name}"
     if result.state is ResultState.APPROVED:
         return (f"vmsandbox apply {record.name}", drop)
-    named = change_set.digest.removeprefix("sha256:")[:12]
+    named = short(change_set, result)
     return (
         f"vmsandbox review {record.name} --diff",
-        f"vmsandbox approve {record.name} --digest {named}",
+        *(() if proven else (f"vmsandbox verify {record.name}",)),
+        f"vmsandbox approve {record.name} --digest {named}"
+        + ("" if proven else " --despite-checks"),
         f"vmsandbox apply {record.name}",
         drop,
     )
