@@ -53,9 +53,20 @@ def top(
 
 
 def _register() -> None:
-    from vmsandbox.cli import batch, brief, density, doctor, guest, image, life, review, run
+    from vmsandbox.cli import (
+        batch,
+        brief,
+        density,
+        doctor,
+        guest,
+        image,
+        life,
+        review,
+        review_many,
+        run,
+    )
 
-    for module in (run, batch, life, guest, review, density, doctor):
+    for module in (run, batch, life, guest, review, review_many, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmsandbox.cli import output
+from vmsandbox.cli import output, review_many
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
-from vmsandbox.errors import NegativeAnswer
+from vmsandbox.cli.reading import DIFF_BYTES, difference_of, is_live
+from vmsandbox.errors import NegativeAnswer, UsageProblem
 
 if TYPE_CHECKING:
-    from vmsandbox.review import Applied, Review, Selection
+    from vmsandbox.review import Applied, Selection
     from vmsandbox.store import SandboxFolder
-
-DIFF_BYTES = 256 * 1024
 
 Paths = Annotated[
     list[str] | None,
@@ -47,7 +46,13 @@ def register(app: typer.Typer) -> None:
 
 
 def review(
-    selector: SelectorArgument,
+    selector: Annotated[
+        str | None, typer.Argument(metavar="SANDBOX", help="[default: choose among all]")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List all that wait.")] = False,
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="ID", help="Only what waits of this batch.")
+    ] = "",
     diff: Annotated[bool, typer.Option("--diff", help="With the differences.")] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Only the list of changes, all.")] = False,
     paths: Paths = None,
@@ -59,25 +64,31 @@ def review(
 ) -> None:
     """Show what a task did: outcome, changes, risks, whether they still apply, and what is next.
 
-    Writes nothing, and needs no guest.
+    Writes nothing, and needs no guest. Without SANDBOX it lists what waits for a decision, and on a
+    terminal asks which to view, approve or drop.
 
     Examples:
 
       vmsandbox review last --diff
 
-      vmsandbox review last --diff --path src/login
+      vmsandbox review --all --batch 1f2e
     """
     from vmsandbox import review as room
     from vmsandbox.cli import review_text as text
 
     out = output.begin(as_json)
+    if selector is None or everything:
+        if selector is not None:
+            raise UsageProblem("all_or_one", f"{selector} or --all", hint="vmsandbox review --all")
+        review_many.choose(out, batch, ask=not everything)
+        return
     folder = _folder(selector)
-    shown = room.show(folder, live=_is_live(folder), target=target)
+    shown = room.show(folder, live=is_live(folder), target=target)
     data: dict[str, Any] = text.as_data(shown)
     if not diff:
         _print(out, data, text.stat(shown) if stat else text.whole(shown))
         return
-    difference = _difference(folder, shown, _selection(folder, paths), max_bytes)
+    difference = difference_of(folder, shown, _selection(folder, paths), max_bytes)
     data |= {
         "diff": difference[:max_bytes].decode("utf-8", "backslashreplace"),
         "diff_truncated": len(difference) > max_bytes,
@@ -156,7 +167,7 @@ def apply(
             folder,
             results,
             where,
-            is_live=lambda: _is_live(folder),
+            is_live=lambda: is_live(folder),
             selection=selection,
             digest=digest,
             yes=yes,
@@ -173,7 +184,7 @@ def drop(selector: SelectorArgument, as_json: JsonFlag = False) -> None:
 
     out = output.begin(as_json)
     folder = _folder(selector)
-    record = room.drop(folder, is_live=lambda: _is_live(folder))
+    record = room.drop(folder, is_live=lambda: is_live(folder))
     out.result(
         {"id": folder.id, "result": record.model_dump(mode="json")},
         f"{folder.id}: dropped, nothing {'more ' if record.applied_paths else ''}will be written",
@@ -187,22 +198,6 @@ def _folder(selector: str) -> "SandboxFolder":
     from vmsandbox.store import Store
 
     return Store().resolve(selector)
-
-
-def _is_live(folder: "SandboxFolder") -> bool:
-    """Whether the task still runs; a guest that is merely kept does not count."""
-    from vmsandbox.model import SandboxState
-
-    record = folder.read_record()
-    busy = (SandboxState.STARTING, SandboxState.RUNNING, SandboxState.COLLECTING)
-    if record.state not in busy:
-        return False
-    if folder.manager_alive():
-        return True
-    from vmsandbox.sandbox import Rooms
-
-    with Rooms.open() as rooms:  # nobody manages it: does the guest work on by itself?
-        return rooms.guest_alive(record.domain_uuid) is not False
 
 
 def _selection(
@@ -223,20 +218,6 @@ def _selection(
     )
 
 
-def _difference(
-    folder: "SandboxFolder", shown: "Review", selection: "Selection | None", max_bytes: int
-) -> bytes:
-    from vmsandbox import review as room
-    from vmsandbox.worktree import Quarantine
-
-    change_set = shown.change_set
-    if change_set is None:
-        return b""
-    chosen = room.chosen_paths(change_set, selection) if selection else ()
-    with Quarantine(folder.result_git).reading() as results:
-        return results.diff(change_set.base_tree, change_set.result_tree, chosen, max_bytes)
-
-
 def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
@@ -255,7 +236,7 @@ def _ask(
     missing = room.unapproved(folder, selection)
     if not missing:
         return digest
-    shown = room.show(folder, live=_is_live(folder), target=where)
+    shown = room.show(folder, live=is_live(folder), target=where)
     if shown.change_set is None or shown.live or shown.result.state == "dropped":
         return digest  # apply says why not
     console = out.console(stderr=True)
@@ -269,7 +250,7 @@ def _ask(
             room.approve(folder, selection=selection, digest=digest or current)
             return current
         if answer.lower() in ("v", "view"):
-            difference = _difference(folder, shown, selection, DIFF_BYTES)
+            difference = difference_of(folder, shown, selection)
             console.print(text.diff(difference, DIFF_BYTES), soft_wrap=True)
         elif answer.lower() in ("n", "no"):
             raise NegativeAnswer(

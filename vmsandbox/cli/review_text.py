@@ -47,8 +47,8 @@ def as_data(shown: "Review") -> dict[str, Any]:
             ],
         },
         "changes": [_change_data(change) for change in change_set.get("changes", ())],
-        "totals": _totals(shown.change_set) if shown.change_set else None,
-        "flags": {flag: MEANING[flag] for flag in _flags(shown.change_set)},
+        "totals": totals(shown.change_set) if shown.change_set else None,
+        "flags": {flag: MEANING[flag] for flag in flags(shown.change_set)},
     }
 
 
@@ -57,7 +57,7 @@ def _change_data(change: dict[str, Any]) -> dict[str, Any]:
     return {**change, **modes}
 
 
-def _totals(change_set: "ChangeSet") -> dict[str, int]:
+def totals(change_set: "ChangeSet") -> dict[str, int]:
     changes = change_set.changes
     return {
         "paths": len(changes),
@@ -67,7 +67,7 @@ def _totals(change_set: "ChangeSet") -> dict[str, int]:
     }
 
 
-def _flags(change_set: "ChangeSet | None") -> Iterable[str]:
+def flags(change_set: "ChangeSet | None") -> Iterable[str]:
     changes = change_set.changes if change_set else ()
     found = {flag for change in changes for flag in change.flags}
     return (flag for flag in MEANING if flag in found)
@@ -92,7 +92,7 @@ def _head(shown: "Review") -> Iterator[Text]:
     if shown.forked_from is not None:
         yield _line("forked from", f" {_origin(shown.forked_from)}")
     yield _line("command", printable(" ".join(shown.command), newlines=False))
-    yield _line("outcome", _outcome(shown))
+    yield _line("outcome", outcome(shown))
     yield _line("worktree", printable(str(shown.worktree), newlines=False))
     yield _line("image", f"{shown.image_name}  {shown.image_digest}")
     yield _line("limits", _limits(shown))
@@ -115,7 +115,7 @@ def _origin(origin: "Origin") -> str:
     return name + (f"  its result {origin.digest[:19]}" if origin.digest else "")
 
 
-def _outcome(shown: "Review") -> str:
+def outcome(shown: "Review") -> str:
     ended = shown.exec_result
     if shown.live:
         return "still running"
@@ -138,18 +138,18 @@ def _changes(shown: "Review", most: int | None) -> list[Text]:
     change_set = shown.change_set
     if change_set is None:
         return []
-    totals = _totals(change_set)
+    sums = totals(change_set)
     lines = [
         _line(
             "changes",
-            f"{totals['paths']} paths, +{totals['added']} -{totals['removed']} lines,"
-            f" {size(totals['bytes'])}",
+            f"{sums['paths']} paths, +{sums['added']} -{sums['removed']} lines,"
+            f" {size(sums['bytes'])}",
         )
     ]
     lines += [_change_line(change) for change in change_set.changes[:most]]
     if most is not None and len(change_set.changes) > most:
         lines.append(Text(f"  … and {len(change_set.changes) - most} more: --stat lists them all"))
-    lines += [_line("", f"[{flag}] {MEANING[flag]}") for flag in _flags(change_set)]
+    lines += [_line("", f"[{flag}] {MEANING[flag]}") for flag in flags(change_set)]
     return lines
 
 

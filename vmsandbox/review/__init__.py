@@ -13,36 +13,49 @@ from vmsandbox.review.applying import (
     unapproved,
 )
 from vmsandbox.review.checks import record_run, unproven
+from vmsandbox.review.comparing import Comparison, compare
+from vmsandbox.review.crossing import Hindrance, Matrix, Meeting, Standing, matrix
 from vmsandbox.review.decisions import approve, approved_paths, decider, drop, short, stale
 from vmsandbox.review.inspection import ResultStore, inspect_result
 from vmsandbox.review.opinions import attach, disagreements, opinions, parse_findings
 from vmsandbox.review.record import Ledger, abandon, latest, present, read
 from vmsandbox.review.show import Review, show
 from vmsandbox.review.told import Told, told
+from vmsandbox.review.waiting import Queue, Waiting, is_undecided, waiting
 from vmsandbox.selection import Selection
 from vmsandbox.target import Conflict
 
 __all__ = [
     "Applied",
     "ApplyConflict",
+    "Comparison",
     "Conflict",
+    "Hindrance",
     "Ledger",
+    "Matrix",
+    "Meeting",
+    "Queue",
     "ResultStore",
     "Review",
     "Selection",
+    "Standing",
     "Told",
+    "Waiting",
     "abandon",
     "apply",
     "approve",
     "approved_paths",
     "attach",
     "chosen_paths",
+    "compare",
     "conflicts",
     "decider",
     "disagreements",
     "drop",
     "inspect_result",
+    "is_undecided",
     "latest",
+    "matrix",
     "opinions",
     "parse_findings",
     "present",
@@ -54,4 +67,5 @@ __all__ = [
     "told",
     "unapproved",
     "unproven",
+    "waiting",
 ]

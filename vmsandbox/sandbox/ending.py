@@ -30,7 +30,6 @@ _POLL_S = 0.05
 _ASK_PATIENCE_S = GRACE_S + 600.0
 _NOW_PATIENCE_S = 60.0
 _ASIDE = ".unused-"
-_UNDECIDED = (ResultState.PENDING, ResultState.APPROVED, ResultState.CONFLICTED)
 
 
 class Cleaned(Value):
@@ -113,8 +112,7 @@ def _ask_manager(folder: SandboxFolder, at_once: bool) -> None:
 
 def has_undecided_result(folder: SandboxFolder) -> bool:
     """Whether deleting this sandbox would throw a change set away that nobody decided on."""
-    change_set, result = review.latest(folder)
-    return bool(change_set and change_set.changes and result.state in _UNDECIDED)
+    return review.is_undecided(*review.latest(folder))
 
 
 def delete_sandbox(rooms: Rooms, folder: SandboxFolder, *, force: bool) -> Cleaned:
