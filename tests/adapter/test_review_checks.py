@@ -74,7 +74,7 @@ def test_a_failed_check_is_refused_and_overruled_on_record(case: Case, fresh: bo
             despite_checks=True,
             who="ann",
         )
-    (decision,) = case.record.decisions
+    (decision,) = review.read(case.folder)[1].decisions
     assert decision.despite == ("make test (fresh)" if fresh else "make test",)
     assert case.content() == RESULT
 

@@ -4,6 +4,7 @@ Knows no guest and no sandbox: streams come from and go to whoever calls. Nothin
 folder that a guest wrote; a guest's objects are only read, from a store of our own.
 """
 
+from vmsandbox.worktree.exhibit import exhibit
 from vmsandbox.worktree.locate import WorktreeInfo, locate
 from vmsandbox.worktree.quarantine import Quarantine, Result, ResultLimits, collect_result
 from vmsandbox.worktree.results import MergeOutcome, ResultReader
@@ -30,6 +31,7 @@ __all__ = [
     "check_sendable",
     "collect_command",
     "collect_result",
+    "exhibit",
     "hold_back",
     "locate",
     "pack_ahead",
