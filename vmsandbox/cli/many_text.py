@@ -73,9 +73,8 @@ def _outcome(one: "Waiting") -> str:
 
 
 def _checks(one: "Waiting") -> str:
-    if not one.checks:
-        return ""
-    return f"{one.checks - len(one.unproven)} of {one.checks}"
+    passed = f"{one.checks - len(one.unproven)} of {one.checks}" if one.checks else ""
+    return " ".join(filter(None, (passed, "DISAGREE" if one.disagreements else "")))
 
 
 # --- a matrix -------------------------------------------------------------------------------------
@@ -202,6 +201,7 @@ def _facts(found: "Comparison") -> Iterator[tuple[str, list[str]]]:
     yield "changes", [_stat(side) for side in sides]
     yield "flags", [", ".join(review_text.flags(side.change_set)) for side in sides]
     yield "checks", [_proof(side) for side in sides]
+    yield "DISAGREE", ["\n".join(side.disagreements) for side in sides]
     yield "applies now", ["no" if side.conflicts else "yes" for side in sides]
     yield "status", [side.agent_status for side in sides]
     yield "report", [_report(side) for side in sides]

@@ -156,7 +156,7 @@ def _carry_out(out: Output, store: "Store", one: "Waiting", verb: str) -> None:
         difference = difference_of(folder, shown)
         console.print(review_text.diff(difference, DIFF_BYTES), soft_wrap=True)
     elif verb == "a":
-        record = room.approve(folder, digest=one.digest)
+        record = room.approve(folder, digest=one.named)
         out.note(f"{one.id}: {record.state}, {record.digest}; vmsandbox apply {one.id}")
     elif typer.confirm(f"Drop {one.changes} change(s) of {one.name} for good?", err=True):
         room.drop(folder, is_live=lambda: is_live(folder))

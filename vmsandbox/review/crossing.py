@@ -172,11 +172,13 @@ def _meet(one: Side, other: Side, hindrances: dict[str, Hindrance]) -> Meeting:
     if not one_base:
         return _but(met, fit="unknown", reason=_OTHER_BASE)
     try:
-        clashes = _merged(one, other) if alike != shared else ()
+        clashes = _unmerged(one, other) if alike != shared else ()
     except HostProblem as error:
         hindrances[error.code] = Hindrance(code=error.code, message=error.message, hint=error.hint)
         return _but(met, fit="unknown", reason=error.message)
-    found = tuple(sorted({*ways, *clashes}))
+    # Beside a file in the way git names one that it made up for the occasion.
+    known = {path for path in clashes if path in one.steps or path in other.steps}
+    found = tuple(sorted({*ways, *known} or clashes))
     return _but(met, fit="conflict" if found else "merges", clashes=found)
 
 
@@ -193,12 +195,10 @@ def _in_the_way(one: Side, other: Side) -> Iterable[bytes]:
     return {above for path in other.makes for above in parents(path)} & one.makes
 
 
-def _merged(one: Side, other: Side) -> Iterable[bytes]:
-    """The paths at which git cannot merge; names that it made up for the occasion are left out."""
+def _unmerged(one: Side, other: Side) -> tuple[bytes, ...]:
+    """The paths at which git cannot merge, as it names them."""
     ours, theirs = one.change_set, other.change_set
     with Quarantine(one.folder.result_git).reading() as results:
-        outcome = results.merge(
+        return results.merge(
             ours.base_tree, ours.result_tree, theirs.result_tree, other.folder.result_git
-        )
-    known = [path for path in outcome.conflicts if path in one.steps or path in other.steps]
-    return known or outcome.conflicts
+        ).conflicts

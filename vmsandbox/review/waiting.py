@@ -20,6 +20,7 @@ from vmsandbox.model import (
 )
 from vmsandbox.review.checks import unproven
 from vmsandbox.review.decisions import stale
+from vmsandbox.review.opinions import disagreements, opinions
 from vmsandbox.review.record import latest
 from vmsandbox.store import SandboxFolder
 
@@ -34,18 +35,20 @@ class Waiting(Value):
     worktree: Path
     batch: BatchMark | None = None
     forked_from: Origin | None = None
-    live: bool = Field(description="its task runs: the result may change")
+    live: bool = Field(default=False, description="its task runs: the result may change")
     outcome: Outcome | None
     exit_code: int | None
     state: ResultState
     stale: bool = Field(description="an approval names another digest than what lies here now")
     digest: Digest
+    named: str = Field(description="what an approval of this, checks included, has to name")
     changes: int
     added: int = Field(description="lines")
     removed: int
     flags: tuple[str, ...] = Field(default=(), description="reasons to look twice at some change")
     checks: int = Field(default=0, description="how many there are, run or not")
     unproven: tuple[str, ...] = Field(default=(), description="the checks that did not pass")
+    disagreements: tuple[str, ...] = Field(default=(), description="sentences for people")
 
 
 class Queue(Value):
@@ -87,10 +90,12 @@ def _waiting(
     change_set, result = latest(folder)
     if change_set is None or not is_undecided(change_set, result):
         return None
-    return _of(record, change_set, result, is_live(folder))
+    one = _of(record, change_set, result)
+    against = disagreements(record.outcome, result, opinions(folder))
+    return one.model_copy(update={"live": is_live(folder), "disagreements": against})
 
 
-def _of(record: SandboxRecord, change_set: ChangeSet, result: ResultRecord, live: bool) -> Waiting:
+def _of(record: SandboxRecord, change_set: ChangeSet, result: ResultRecord) -> Waiting:
     changes = change_set.changes
     found = {flag for change in changes for flag in change.flags}
     return Waiting(
@@ -99,12 +104,12 @@ def _of(record: SandboxRecord, change_set: ChangeSet, result: ResultRecord, live
         worktree=record.task.worktree,
         batch=record.batch,
         forked_from=record.forked_from,
-        live=live,
         outcome=record.outcome,
         exit_code=record.exec_result.exit_code if record.exec_result else None,
         state=result.state,
         stale=stale(change_set, result) is not None,
         digest=change_set.digest,
+        named="+".join(filter(None, (change_set.digest, result.checks_digest))),
         changes=len(changes),
         added=sum(change.added or 0 for change in changes),
         removed=sum(change.removed or 0 for change in changes),
