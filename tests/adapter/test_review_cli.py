@@ -1,9 +1,6 @@
 """The verbs review, approve, apply and drop as a person or a program calls them."""
 
 import json
-import os
-import pty
-import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tests import terminals
 from tests.adapter.crafted import BASE, RESULT, Case, Files
 from tests.repositories import fingerprint
 from tests.sandboxes import PROGRAM
@@ -247,24 +245,7 @@ def test_a_live_task_is_one_that_still_works(
 
 
 def on_a_terminal(answers: list[str], *arguments: str) -> tuple[int, str]:
-    """Call the program on a terminal of its own and type an answer at each question."""
-    master, slave = pty.openpty()
-    with subprocess.Popen(
-        [PROGRAM, *arguments], stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-    ) as process:
-        os.close(slave)
-        seen, asked = b"", 0
-        while select.select([master], [], [], 60)[0]:
-            try:
-                seen += os.read(master, 4096)
-            except OSError:  # EIO: the program is gone
-                break
-            if seen.count(b"Yes/No/View [No]: ") > asked:
-                os.write(master, answers[asked].encode() + b"\n")
-                asked += 1
-    os.close(master)
-    assert asked == len(answers)
-    return process.returncode, seen.decode()
+    return terminals.on_a_terminal("Yes/No/View [No]: ", answers, *arguments)
 
 
 def test_on_a_terminal_yes_approves_and_applies(case: Case) -> None:

@@ -32,14 +32,21 @@ _LISTED = 200
 _REPORTED = 40
 
 
-def plain_table(*titles: str, folded: str = "") -> Table:
-    """A table without lines; the column `folded` breaks what is too long for it."""
+def _table(titles: Sequence[str], folded: Sequence[str]) -> Table:
+    """A table without lines; the `folded` columns break what is too long for them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=True)
-    if folded:
-        table.add_column(folded, overflow="fold", min_width=16)
+    for title in folded:
+        table.add_column(title, overflow="fold", min_width=8)
     return table
+
+
+def _worktrees(found: "Sequence[Waiting | Standing]") -> list[str]:
+    """A cell for each, or none at all if all are of one worktree."""
+    if len({one.worktree for one in found}) < 2:
+        return []
+    return [printable(str(one.worktree), newlines=False) for one in found]
 
 
 # --- what waits -----------------------------------------------------------------------------------
@@ -47,20 +54,19 @@ def plain_table(*titles: str, folded: str = "") -> Table:
 
 def waiting(found: "Sequence[Waiting]") -> Table:
     """One row for each result; the number is what a pick list takes."""
-    titles = ("#", "id", "name", "outcome", "result", "changes", "lines", "checks", "flags")
-    table = plain_table(*titles, folded="worktree")
+    worktrees = _worktrees(found)
+    titles = ("#", "name", "outcome", "result", "changes", "checks")
+    table = _table(titles, ["flags", *(["worktree"] if worktrees else [])])
     for number, one in enumerate(found, 1):
         table.add_row(
             str(number),
-            one.id,
-            one.name if one.name != one.id else "",
+            one.name,
             _outcome(one),
             one.state.value + (" (stale)" if one.stale else ""),
-            str(one.changes),
-            f"+{one.added} -{one.removed}",
+            f"{one.changes}  +{one.added} -{one.removed}",
             _checks(one),
             ", ".join(one.flags),
-            printable(str(one.worktree), newlines=False),
+            *worktrees[number - 1 : number],
         )
     return table
 
@@ -105,16 +111,17 @@ def matrix(found: "Matrix") -> Iterator[Table | Text]:
 
 
 def _standings(results: "Sequence[Standing]") -> Table:
-    table = plain_table("#", "id", "name", "result", "paths", "applies now", folded="worktree")
+    worktrees = _worktrees(results)
+    folded = ["applies now", *(["worktree"] if worktrees else [])]
+    table = _table(("#", "name", "result", "paths"), folded)
     for number, one in enumerate(results, 1):
         table.add_row(
             str(number),
-            one.id,
-            one.name if one.name != one.id else "",
+            one.name,
             one.state.value + (" (still running)" if one.live else ""),
             str(one.paths),
             _applies(one),
-            printable(str(one.worktree), newlines=False),
+            *worktrees[number - 1 : number],
         )
     return table
 
@@ -134,7 +141,7 @@ def _grid(found: "Matrix") -> Table:
     signs = {}
     for pair in found.pairs:
         signs[pair.one, pair.other] = signs[pair.other, pair.one] = pair.fit
-    table = plain_table("", *map(str, numbers.values()))
+    table = _table(("", *map(str, numbers.values())), ())
     for one, number in numbers.items():
         cells = [_sign(signs.get((one, other))) for other in numbers]
         table.add_row(str(number), *cells)
@@ -178,10 +185,7 @@ def comparison_data(found: "Comparison") -> dict[str, Any]:
 
 def comparison(found: "Comparison") -> Iterator[Table | Text]:
     """Two results beside each other: facts, paths, reports."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for side in found.sides:
-        table.add_column(side.name, overflow="fold", min_width=24)
+    table = _table([""], [side.name for side in found.sides])
     for label, cells in _facts(found):
         if any(cells):
             table.add_row(label, *cells)
@@ -233,7 +237,7 @@ def _report(side: "Review") -> str:
 
 def _paths(found: "Comparison") -> Table:
     """Every path that one of both touches."""
-    table = plain_table("path", *(side.name for side in found.sides), "")
+    table = _table([], ["path", *(side.name for side in found.sides), ""])
     alike, clashes = set(found.meeting.alike), set(found.meeting.clashes)
     changes = [_by_path(side) for side in found.sides]
     every = sorted({path for paths in (found.meeting.shared, *found.only) for path in paths})
