@@ -27,6 +27,8 @@ _TITLES: Mapping[str, str] = {
 }
 PARTS = tuple(_TITLES)
 _TEXTS = ("goal", "why")
+_AUTHORS = ("tried", "report_back", "blockers")
+"""Parts that mean nothing to whoever reviews."""
 _OTHER_NAMES = {"what_was_tried": "tried", "allowed_facts": "allowed"} | {
     re.sub(r"[^a-z]+", "_", title.lower()): part for part, title in _TITLES.items()
 }
@@ -38,6 +40,23 @@ _REPORTING = """\
 - Write what the person who decides should know to the file named by `$VMSANDBOX_REPORT` (Markdown).
 - Keep one line in the file named by `$VMSANDBOX_STATUS`: `working: …`, `blocked: …`, `waiting: …`.
 - Both files lie outside the worktree; what you change in the worktree is the result itself.
+"""
+_REVIEWING = """\
+# Review a result
+
+The worktree holds the result of somebody else's work on the goal below. It is committed: `HEAD` is
+the result, `HEAD~1` the base, so `git diff HEAD~1` shows all of it. You know nothing of the
+author's own view, on purpose. Judge whether the result reaches the goal, and what is wrong with it.
+Run whatever helps: this machine is yours alone and is thrown away, with all that you change here.
+"""
+_FINDING = """\
+## How to report
+
+- Write your judgement, for the person who decides, to the file named by `$VMSANDBOX_REPORT`
+  (Markdown).
+- Write what you found to the file named by `$VMSANDBOX_FINDINGS`: a JSON list of objects such as
+  `{"path": "src/a.py", "line": 7, "severity": "high", "text": "what is wrong"}`. `severity` is
+  `info`, `low`, `medium`, `high` or `blocker`; `path` and `line` may be left out. None are `[]`.
 """
 
 
@@ -146,11 +165,19 @@ def markdown(brief: Brief) -> str:
     return "\n".join([*_sections(brief), _REPORTING])
 
 
-def _sections(brief: Brief) -> Iterator[str]:
+def for_reviewer(brief: Brief) -> str:
+    """What another agent reads that shall judge the result: the goal, and nothing of the author."""
+    shown = brief.model_copy(update=dict.fromkeys(_AUTHORS, ()))
+    if not shown.goal.strip():
+        shown = shown.model_copy(update={"goal": "Nobody wrote down what was wanted."})
+    return "\n".join([_REVIEWING, *_sections(shown, below=1), _FINDING])
+
+
+def _sections(brief: Brief, below: int = 0) -> Iterator[str]:
     for part, title in _TITLES.items():
         said = getattr(brief, part)
         if isinstance(said, tuple):
             said = "\n".join("- " + point.strip().replace("\n", "\n  ") for point in said)
         if said:
-            level = "#" if part == "goal" else "##"
+            level = "#" * ((1 if part == "goal" else 2) + below)
             yield f"{level} {title}\n\n{said.strip()}\n"

@@ -356,6 +356,9 @@ class SandboxRecord(Value):
     task: Task
     batch: BatchMark | None = None
     forked_from: Origin | None = None
+    scratch_of: str | None = Field(
+        default=None, description="the sandbox whose result it holds for a while; then it is gone"
+    )
     limits: Limits
     image_name: str
     image_digest: Digest

@@ -3,7 +3,8 @@
 `create` checks a request and makes the folder, `plan` decides the start, `start` and `life` carry
 it out, `forking` makes a sandbox of another one, `templates` knows what guests can be cloned from
 and `freezing` makes it, `transfer` moves the worktree in and the change set out, `status` says what
-is true, `access` steps into a guest, `ending` stops, deletes and cleans up.
+is true, `access` steps into a guest, `checking` proves a result and `proving` looks at one in a
+`scratch` guest, `ending` stops, deletes and cleans up.
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
@@ -20,7 +21,9 @@ from vmsandbox.sandbox.ending import (
 )
 from vmsandbox.sandbox.forking import fork_sandbox
 from vmsandbox.sandbox.freezing import Warmed, warm
-from vmsandbox.sandbox.life import Listener, Manager, keep_guest
+from vmsandbox.sandbox.life import Manager, keep_guest
+from vmsandbox.sandbox.listening import Halt, Listener, Quiet
+from vmsandbox.sandbox.proving import inspect_sandbox, review_by, verify_sandbox
 from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.status import Status, observe, observe_all
@@ -29,9 +32,11 @@ from vmsandbox.sandbox.transfer import SyncReport, sync_worktree
 
 __all__ = [
     "Cleaned",
+    "Halt",
     "Listener",
     "LogTail",
     "Manager",
+    "Quiet",
     "Report",
     "Request",
     "Rooms",
@@ -46,17 +51,20 @@ __all__ = [
     "exec_command",
     "fork_sandbox",
     "has_undecided_result",
+    "inspect_sandbox",
     "keep_guest",
     "observe",
     "observe_all",
     "propose",
     "read_brief",
     "remove_image",
+    "review_by",
     "settings_here",
     "spawn_manager",
     "ssh_argv",
     "ssh_config_text",
     "stop_sandbox",
     "sync_worktree",
+    "verify_sandbox",
     "warm",
 ]

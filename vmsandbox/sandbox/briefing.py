@@ -13,6 +13,7 @@ from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest import Guest
 from vmsandbox.guest.task import as_user
 from vmsandbox.model import Brief, SandboxRecord
+from vmsandbox.review.opinions import FINDINGS_MOST_BYTES
 from vmsandbox.store import SandboxFolder, write_atomic
 
 REPORT_MOST_BYTES = 256 * 1024
@@ -24,7 +25,7 @@ _AGENT = "agent"
 _DELIVER = f"""\
 umask 022
 install -d -m 755 -o {_AGENT} -g {_AGENT} {_FOLDER} && cd {_FOLDER} || exit
-rm -rf brief.md report.md status
+rm -rf brief.md report.md status findings.json
 cat > brief.md
 """
 _FETCH = f"""\
@@ -33,6 +34,17 @@ cd {_FOLDER} || exit 0
 printf '\\000'
 [ ! -f report.md ] || head -c {REPORT_MOST_BYTES + 1} report.md
 """
+_FETCH_FINDINGS = f"""\
+cd {_FOLDER} || exit 0
+[ ! -f findings.json ] || head -c {FINDINGS_MOST_BYTES + 1} findings.json
+"""
+
+REVIEWER = {
+    "VMSANDBOX_BRIEF": f"{_FOLDER}/brief.md",
+    "VMSANDBOX_REPORT": f"{_FOLDER}/report.md",
+    "VMSANDBOX_FINDINGS": f"{_FOLDER}/findings.json",
+}
+"""What tells a reviewer where its brief is, and where to leave what it found."""
 
 
 def read_brief(path: Path) -> Brief:
@@ -68,6 +80,11 @@ def deliver(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:
     text = brief.markdown(record.task.brief).encode() if record.task.brief else b""
     if text:
         write_atomic(folder.brief, text)
+    hand_over(guest, text)
+
+
+def hand_over(guest: Guest, text: bytes) -> None:
+    """Put a brief where an agent finds it, and nothing of what another one was told or said."""
     guest.stream_in(["/bin/sh", "-c", _DELIVER], [text], timeout_s=60.0)
 
 
@@ -81,15 +98,30 @@ def fetch(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:
     """Bring out what the agent said so far; what it said before stays if it says nothing now."""
     if not record.heard:
         return
-    argv = [*as_user(_AGENT, _AGENT), "/bin/sh", "-c", _FETCH]
+    status, report = said(guest)
+    if status:
+        write_atomic(folder.agent_status, status)
+    if report:
+        write_atomic(folder.report, report)
+
+
+def said(guest: Guest) -> tuple[bytes, bytes]:
+    """The agent's status and report, bounded; both empty if the guest does not answer."""
     most = _STATUS_MOST_BYTES + 1 + REPORT_MOST_BYTES + 1
+    status, _, report = _as_agent(guest, _FETCH, most).partition(b"\0")
+    return status, _bounded(report)
+
+
+def findings(guest: Guest) -> bytes:
+    """A reviewer's findings as it wrote them, bounded; empty if the guest does not answer."""
+    return _as_agent(guest, _FETCH_FINDINGS, FINDINGS_MOST_BYTES + 1)
+
+
+def _as_agent(guest: Guest, script: str, most_bytes: int) -> bytes:
+    argv = [*as_user(_AGENT, _AGENT), "/bin/sh", "-c", script]
     with contextlib.suppress(GuestProblem):
-        answer = guest.run(argv, timeout_s=_ANSWER_S, stdout_max_bytes=most)
-        status, _, report = answer.stdout.partition(b"\0")
-        if status:
-            write_atomic(folder.agent_status, status)
-        if report:
-            write_atomic(folder.report, _bounded(report))
+        return guest.run(argv, timeout_s=_ANSWER_S, stdout_max_bytes=most_bytes).stdout
+    return b""
 
 
 def _bounded(report: bytes) -> bytes:

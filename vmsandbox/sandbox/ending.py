@@ -19,6 +19,7 @@ from vmsandbox.model import ResultState, SandboxState, Value
 from vmsandbox.sandbox import templates
 from vmsandbox.sandbox.attention import ASK, NOW, request_end, sole_manager
 from vmsandbox.sandbox.life import Manager
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.sandbox.plan import GRACE_S
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
@@ -40,19 +41,6 @@ class Cleaned(Value):
     outcome: str
     detail: str = ""
     freed_bytes: int = 0
-
-
-class Quiet:
-    """A listener that does not listen."""
-
-    def phase(self, name: str) -> None:
-        return
-
-    def output(self, stream: str, data: bytes) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
 
 
 def spawn_manager(folder: SandboxFolder) -> None:
@@ -216,6 +204,8 @@ def _why_removable(folder: SandboxFolder, status: Status) -> str:
     """The reason why nobody can miss it, or an empty text."""
     if status.created_at is None:
         return "" if folder.record.exists() else "half made or half deleted"
+    if status.scratch_of:
+        return f"a guest for a look at {status.scratch_of}, and nobody looks any more"
     if status.guest_alive is not False or is_locked(folder.maker_lock):
         return ""
     if status.state is SandboxState.QUEUED and status.exec_result is None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -40,9 +40,10 @@ from vmsandbox.model import (
     Snapshot,
     sandbox_may_become,
 )
-from vmsandbox.sandbox import briefing, setbacks, start, templates, transfer
+from vmsandbox.sandbox import briefing, checking, setbacks, start, templates, transfer
 from vmsandbox.sandbox.access import LogTail, open_guest
 from vmsandbox.sandbox.attention import NOW, attending, sole_manager
+from vmsandbox.sandbox.listening import Listener
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
@@ -54,19 +55,6 @@ _CLONE_SHARE = 1 / 3
 _LISTEN_EVERY = 15
 """Looks, about as many seconds, between two questions for the agent's status: each costs the guest
 a few processes."""
-
-
-class Listener(Protocol):
-    """Who wants to know how a life goes on; called from the manager's thread."""
-
-    def phase(self, name: str) -> None:
-        """A phase begins."""
-
-    def output(self, stream: str, data: bytes) -> None:
-        """The task wrote this to ``stdout`` or ``stderr``; bytes as the guest sent them."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
 
 
 def keep_guest(rooms: Rooms, folder: SandboxFolder) -> None:
@@ -88,6 +76,7 @@ class Manager:
         self._ending = threading.Event()
         self._at_once = threading.Event()
         self._task_runs = threading.Event()
+        self._proving = threading.Event()
         self._called_at = psutil.Process().create_time()
 
     @classmethod
@@ -122,7 +111,8 @@ class Manager:
 
     def _steps(self) -> None:
         record = self.folder.read_record()
-        if record.collected and (record.state is SandboxState.STOPPED or not record.keep):
+        over = record.state is SandboxState.STOPPED or not record.keep
+        if record.collected and over and not checking.due(self.folder, record):
             self._ensure_stopped(record)
             return
         record = self._change(**setbacks.taken_up(record))
@@ -131,7 +121,12 @@ class Manager:
             self._ensure_worktree(snapshot)
         self._ensure_task()
         self.collect()
-        if record.keep and not self._ending.is_set():
+        self.verify()
+        self.rest(keep=record.keep)
+
+    def rest(self, *, keep: bool) -> None:
+        """Leave the guest running if it is to be kept and nobody asked for its end, else stop."""
+        if keep and not self._ending.is_set():
             self._become(SandboxState.READY)
         else:
             self.stop()
@@ -166,9 +161,10 @@ class Manager:
         """End the task politely; what it did is still collected. From any thread."""
         self._ending.set()
         state = self.folder.read_record().state
+        busy = state in (SandboxState.RUNNING, SandboxState.COLLECTING)
         if self._task_runs.is_set():
             self._stop_task()
-        elif self._guest and state not in (SandboxState.RUNNING, SandboxState.COLLECTING):
+        elif self._guest and (self._proving.is_set() or not busy):
             self._guest.interrupt()
 
     def _stop_task(self) -> None:
@@ -292,12 +288,7 @@ class Manager:
         record = self.folder.read_record()
         found = self.rooms.hypervisor.evidence(f"vmsandbox-{record.id}", self.folder.console)
         last = next(iter((*found.qemu_lines[-1:], *found.console_lines[-1:])), "no last words")
-        return GuestProblem(
-            "guest_died",
-            f"the guest of {record.id} went away while it booted: {last}",
-            hint=f"vmsandbox logs --console {record.id}",
-            evidence=str(self.folder.console),
-        )
+        return setbacks.died_booting(record, last, self.folder.console)
 
     def _create(self, record: SandboxRecord) -> None:
         image = self.rooms.images.resolve(record.image_digest)
@@ -381,6 +372,17 @@ class Manager:
                 raise setbacks.result_refused(record, refused) from refused
         self._change(collected=True, failure=None)
         return change_set
+
+    def verify(self, *, again: bool = False) -> None:
+        """Run the checks, if there are any, on what was just collected; nothing of it flows back.
+
+        Checks that were run on it already are run only if `again`.
+        """
+        if again or checking.due(self.folder, self.folder.read_record()):
+            self._proving.set()
+            with self._phase("verify"):
+                checking.prove(self.guest, self.folder, self._check_ending, again=again)
+            self._proving.clear()
 
     def stop(self) -> None:
         """Stop the guest; its disk stays until the sandbox is deleted."""

@@ -96,6 +96,16 @@ def _half_forked(id_: str, source: str) -> UsageProblem:
     )
 
 
+def died_booting(record: SandboxRecord, last_words: str, console: Path) -> GuestProblem:
+    """The guest went away before it was ready."""
+    return GuestProblem(
+        "guest_died",
+        f"the guest of {record.id} went away while it booted: {last_words}",
+        hint=f"vmsandbox logs --console {record.id}",
+        evidence=str(console),
+    )
+
+
 def guest_gone(record: SandboxRecord, detail: str, console: Path) -> GuestProblem:
     """The guest went away under its task."""
     return GuestProblem(

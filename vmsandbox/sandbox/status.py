@@ -53,6 +53,9 @@ class Status(Value):
     timings: dict[str, float] = Field(default_factory=dict)
     batch: BatchMark | None = None
     forked_from: Origin | None = None
+    scratch_of: str | None = Field(
+        default=None, description="the sandbox whose result it holds for a while"
+    )
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
 
     @property
@@ -103,6 +106,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
         timings=record.timings,
         batch=record.batch,
         forked_from=record.forked_from,
+        scratch_of=record.scratch_of,
         agent_status=review.told(folder).status if record.heard else "",
     )
 

@@ -1,0 +1,163 @@
+"""Owns looks at a result that lies in the store: its checks once more, any command on it, and the
+opinion of another agent.
+
+Nothing flows back but what is said: check results and opinions are kept with the result.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from vmsandbox import brief, review
+from vmsandbox.errors import GuestProblem, UsageProblem
+from vmsandbox.guest import Guest, Interrupted
+from vmsandbox.model import (
+    Brief,
+    CheckRun,
+    ExecResult,
+    Finding,
+    Opinion,
+    SandboxRecord,
+)
+from vmsandbox.sandbox import briefing, checking
+from vmsandbox.sandbox.life import Manager
+from vmsandbox.sandbox.listening import Halt, Listener, Quiet
+from vmsandbox.sandbox.rooms import Rooms
+from vmsandbox.sandbox.scratch import Scratch, scratch_guest
+from vmsandbox.store import SandboxFolder
+from vmsandbox.text import printable
+
+REVIEW_TIMEOUT_S = 3600.0
+
+
+def verify_sandbox(
+    rooms: Rooms,
+    folder: SandboxFolder,
+    *,
+    fresh: bool = False,
+    listener: Listener | None = None,
+    halt: Halt | None = None,
+) -> CheckRun:
+    """Run the checks of a task again and write down what they came to.
+
+    They run in the task's own guest, booted again from its disk if need be, on what is collected
+    from it at that moment; with `fresh` in a new guest that holds base and result alone. Raises
+    UsageProblem ``nothing_to_verify``, ``managed_elsewhere``; NegativeAnswer ``no_result``.
+    """
+    record = folder.read_record()
+    if not record.task.verify:
+        raise UsageProblem(
+            "nothing_to_verify",
+            f"no checks were named for {record.id}",
+            hint=f"vmsandbox inspect {record.id} -- COMMAND    (or name them: run --verify)",
+        )
+    listener, halt = listener or Quiet(), halt or Halt()
+    if not fresh:
+        return _in_its_guest(rooms, folder, record, listener, halt)
+    with scratch_guest(rooms, folder, listener, halt) as scratch:
+        listener.phase("verify")
+        results = checking.run_checks(scratch.guest, scratch.folder, record, apart=False)
+        run = CheckRun(fresh=True, results=results)
+        review.record_run(folder, scratch.change_set.digest, run)
+    return run
+
+
+def _in_its_guest(
+    rooms: Rooms, folder: SandboxFolder, record: SandboxRecord, listener: Listener, halt: Halt
+) -> CheckRun:
+    review.read(folder)  # refuses what was never collected
+    keep = record.keep and rooms.guest_runs(record)
+    with Manager.of(rooms, folder, listener) as manager:
+        give_up = partial(_let_go, manager) if keep else manager.ask_to_end
+        try:
+            with halt.heeded_by(give_up):
+                manager.ensure_guest()
+                manager.collect()
+                manager.verify(again=True)
+        except Interrupted:
+            if keep:
+                checking.end_checks(manager.guest)
+            raise
+        finally:
+            manager.rest(keep=keep)
+    _, result = review.read(folder)
+    return next(run for run in result.checks if not run.fresh)
+
+
+def _let_go(manager: Manager) -> None:
+    """Stop waiting for a guest that shall go on."""
+    with contextlib.suppress(GuestProblem):
+        manager.guest.interrupt()
+
+
+def inspect_sandbox(
+    rooms: Rooms,
+    folder: SandboxFolder,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    listener: Listener | None = None,
+    halt: Halt | None = None,
+) -> ExecResult:
+    """Run a command on the result in a new guest that is gone afterwards; nothing flows back."""
+    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt()) as scratch:
+        return _run(scratch, command, env or {}, timeout_s)
+
+
+def _run(
+    scratch: Scratch, command: Sequence[str], env: Mapping[str, str], timeout_s: float | None
+) -> ExecResult:
+    scratch_env = {**scratch.record.task.env, **env, "VMSANDBOX_ID": scratch.record.id}
+    return scratch.run(command, env=scratch_env, timeout_s=timeout_s)
+
+
+# --- another agent's opinion ----------------------------------------------------------------------
+
+
+def review_by(
+    rooms: Rooms,
+    folder: SandboxFolder,
+    by: str,
+    command: Sequence[str],
+    *,
+    goal: Brief | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = REVIEW_TIMEOUT_S,
+    listener: Listener | None = None,
+    halt: Halt | None = None,
+) -> Opinion:
+    """Let another agent judge a result, and keep what it says with the result.
+
+    It gets base, result and the goal, from `goal` or else from the task's own brief, and nothing of
+    what the author said. `by` is what its opinion is known as.
+    """
+    listener = listener or Quiet()
+    asked = goal or folder.read_record().task.brief or Brief()
+    with scratch_guest(rooms, folder, listener, halt or Halt()) as scratch:
+        briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
+        listener.phase("run")
+        ended = _run(scratch, command, {**(env or {}), **briefing.REVIEWER}, timeout_s)
+        report = briefing.said(scratch.guest)[1]
+        findings, problem = _findings(scratch.guest)
+        opinion = Opinion(
+            by=by,
+            command=tuple(command),
+            digest=scratch.change_set.digest,
+            outcome=ended.outcome,
+            exit_code=ended.exit_code,
+            detail=ended.detail,
+            report=printable(report),
+            findings=findings,
+            problem=problem,
+        )
+        review.attach(folder, opinion)
+    return opinion
+
+
+def _findings(guest: Guest) -> tuple[tuple[Finding, ...], str]:
+    """What it found, or why that cannot be read."""
+    try:
+        return review.parse_findings(briefing.findings(guest)), ""
+    except ValueError as error:
+        return (), str(error)
