@@ -420,8 +420,9 @@ class Store:
         Raises UsageProblem ``sandbox_unknown`` or ``sandbox_ambiguous``.
         """
         records = self.records()
-        if selector == "last" and records:
-            return self.folder(records[-1].id)
+        lasting = [record for record in records if not record.scratch_of]
+        if selector == "last" and lasting:
+            return self.folder(lasting[-1].id)
         exact = [r for r in records if selector in (r.id, r.name)]
         found = exact or [r for r in records if selector and r.id.startswith(selector)]
         if len(found) == 1:

@@ -23,8 +23,9 @@ class TaskReport(Value):
 
     @property
     def well(self) -> bool:
-        """Whether nothing is amiss: it completed, or there was nothing to do."""
-        return self.outcome in (Outcome.COMPLETED, SKIPPED)
+        """Whether nothing is amiss: it completed and was proven, or there was nothing to do."""
+        proven = self.result is None or not self.result.unproven
+        return self.outcome == SKIPPED or (self.outcome == Outcome.COMPLETED and proven)
 
 
 class BatchReport(Value):

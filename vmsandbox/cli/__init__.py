@@ -19,6 +19,7 @@ from vmsandbox.errors import VmsandboxError
 RUN_FAILED = 125
 """`run` returns the workload's exit code; this one says that vmsandbox itself failed, as with
 docker run."""
+CARRYING = ("run", "resume", "fork", "inspect")
 
 app = typer.Typer(
     name="vmsandbox",
@@ -61,12 +62,13 @@ def _register() -> None:
         guest,
         image,
         life,
+        proof,
         review,
         review_many,
         run,
     )
 
-    for module in (run, batch, life, guest, review, review_many, density, doctor):
+    for module in (run, batch, life, guest, review, review_many, proof, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")
@@ -79,7 +81,7 @@ def main() -> None:
         app()
     except VmsandboxError as error:
         Output.current.error(error)
-        sys.exit(RUN_FAILED if _verb() in ("run", "resume", "fork") else error.exit_code)
+        sys.exit(RUN_FAILED if _verb() in CARRYING else error.exit_code)
     except KeyboardInterrupt:
         Output.current.note("interrupted")
         sys.exit(130)

@@ -150,6 +150,8 @@ def _why(task: "TaskReport") -> str:
     said += [_short(task.reason)] if task.reason else []
     if task.result and task.result.changes:
         said.append(f"{task.result.changes} change(s)")
+    if task.result and (proof := task.result.proof()):
+        said.append(_short(proof))
     return f" ({'; '.join(said)})" if said else ""
 
 
@@ -164,7 +166,7 @@ def _table(report: "BatchReport") -> "Table":
     from vmsandbox.text import printable
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("name", "id", "outcome", "exit", "result", "changes"):
+    for title in ("name", "id", "outcome", "exit", "result", "changes", "checks"):
         table.add_column(title, no_wrap=True)
     table.add_column("reason", overflow="fold", min_width=16)
     for task in report.tasks:
@@ -175,9 +177,16 @@ def _table(report: "BatchReport") -> "Table":
             "" if task.exit_code is None else str(task.exit_code),
             task.result.state.value if task.result else "",
             str(task.result.changes) if task.result else "",
+            _checks(task),
             printable(_short(task.reason), newlines=False),
         )
     return table
+
+
+def _checks(task: "TaskReport") -> str:
+    if task.result is None or not task.result.checks:
+        return ""
+    return f"{len(task.result.unproven)} FAILED" if task.result.unproven else "passed"
 
 
 def _say(out: Output, report: "BatchReport") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmsandbox.cli import output, review_many
+from vmsandbox.cli import output, proof, review_many
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 from vmsandbox.cli.reading import DIFF_BYTES, difference_of, is_live
 from vmsandbox.errors import NegativeAnswer, UsageProblem
@@ -34,8 +34,20 @@ Target = Annotated[
 DigestOption = Annotated[
     str | None,
     typer.Option(
-        "--digest", metavar="SHA256", help="Refuse unless the result is this one; 8 digits do."
+        "--digest",
+        metavar="SHA256[+SHA256]",
+        help="Refuse unless the result (and what its checks came to) is this one; 8 digits do.",
     ),
+]
+DespiteChecks = Annotated[
+    bool,
+    typer.Option("--despite-checks", help="Although a check did not pass; that is recorded."),
+]
+By = Annotated[
+    str, typer.Option(metavar="AGENT", help="First let another agent judge it; see above.")
+]
+Goal = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The goal for --by. [default: the task's]")
 ]
 
 
@@ -60,6 +72,8 @@ def review(
         int, typer.Option(min=0, help="Of the differences, at most so much.")
     ] = DIFF_BYTES,
     target: Target = None,
+    by: By = "",
+    brief: Goal = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a task did: outcome, changes, risks, whether they still apply, and what is next.
@@ -67,9 +81,15 @@ def review(
     Writes nothing, and needs no guest. Without SANDBOX it lists what waits for a decision, and on a
     terminal asks which to view, approve or drop.
 
+    With --by another guest starts that gets base, result and goal, and nothing that the author
+    said. AGENT is a name from [agents.NAME] of vmsandbox.toml, or a line for the guest's shell;
+    what it leaves in $VMSANDBOX_REPORT and $VMSANDBOX_FINDINGS is kept with the result and shown.
+
     Examples:
 
       vmsandbox review last --diff
+
+      vmsandbox review last --by critic
 
       vmsandbox review --all --batch 1f2e
     """
@@ -83,6 +103,8 @@ def review(
         review_many.choose(out, batch, ask=not everything)
         return
     folder = _folder(selector)
+    if by:
+        proof.let_review(out, folder, by, brief)
     shown = room.show(folder, live=is_live(folder), target=target)
     data: dict[str, Any] = text.as_data(shown)
     if not diff:
@@ -102,6 +124,7 @@ def approve(
     include: Includes = None,
     exclude: Excludes = None,
     digest: DigestOption = None,
+    despite_checks: DespiteChecks = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Record that the result, or a part of it, may be applied. Writes nothing to the worktree.
@@ -116,7 +139,7 @@ def approve(
     out = output.begin(as_json)
     folder = _folder(selector)
     selection = _selection(folder, paths, include, exclude)
-    record = room.approve(folder, selection=selection, digest=digest)
+    record = room.approve(folder, selection=selection, digest=digest, despite_checks=despite_checks)
     out.result(
         {"id": folder.id, "result": record.model_dump(mode="json")},
         f"{folder.id}: {record.state}, {record.digest}",
@@ -136,6 +159,7 @@ def apply(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Approve and apply, without being asked.")
     ] = False,
+    despite_checks: DespiteChecks = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the approved changes into the worktree: all of those chosen, or nothing.
@@ -161,7 +185,7 @@ def apply(
         selection = room.Selection()
     where = target or folder.read_record().task.worktree
     if not (yes or as_json) and _on_a_terminal():
-        digest = _ask(out, folder, selection, where, digest)
+        digest = _ask(out, folder, selection, where, digest, despite_checks=despite_checks)
     with Quarantine(folder.result_git).reading() as results:
         applied = room.apply(
             folder,
@@ -171,6 +195,7 @@ def apply(
             selection=selection,
             digest=digest,
             yes=yes,
+            despite_checks=despite_checks,
         )
     _print(out, _applied_data(folder, applied), text.applied(folder.id, applied))
 
@@ -228,9 +253,12 @@ def _ask(
     selection: "Selection | None",
     where: Path,
     digest: str | None,
+    *,
+    despite_checks: bool,
 ) -> str | None:
     """Ask for the approval that is missing; returns the digest that the answer is about."""
     from vmsandbox import review as room
+    from vmsandbox.cli import proof_text
     from vmsandbox.cli import review_text as text
 
     missing = room.unapproved(folder, selection)
@@ -240,15 +268,16 @@ def _ask(
     if shown.change_set is None or shown.live or shown.result.state == "dropped":
         return digest  # apply says why not
     console = out.console(stderr=True)
-    console.print(text.stat(shown), soft_wrap=True)
+    for part in (text.stat(shown), *proof_text.lines(shown)):
+        console.print(part, soft_wrap=True)
     while True:
         answer = typer.prompt(
             f"Apply {len(missing)} changed paths to {where}? Yes/No/View", default="No", err=True
         )
         if answer.lower() in ("y", "yes"):
-            current = shown.change_set.digest
-            room.approve(folder, selection=selection, digest=digest or current)
-            return current
+            seen = digest or room.short(shown.change_set, shown.result)
+            room.approve(folder, selection=selection, digest=seen, despite_checks=despite_checks)
+            return seen
         if answer.lower() in ("v", "view"):
             difference = difference_of(folder, shown, selection)
             console.print(text.diff(difference, DIFF_BYTES), soft_wrap=True)

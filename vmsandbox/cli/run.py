@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 FAILED = 125
 TIMED_OUT = 124
 CANCELLED = 130
+UNPROVEN = 1
 """Exit codes for tasks that did not end by themselves, as docker run,
-timeout(1) and shells have them; 125 where the guest never said how it ended."""
+timeout(1) and shells have them; 125 where the guest never said how it ended; 1 where it ended well
+and a check of its result did not."""
 
 ASKED = "asking the task to end; what it did is still collected (again: stop at once)"
 AT_ONCE = "stopping at once; the disk is kept: vmsandbox resume collects from it"
@@ -62,13 +64,17 @@ BriefFile = Annotated[
     Path | None,
     typer.Option("--brief", metavar="FILE", help="Give the command a brief: $VMSANDBOX_BRIEF."),
 ]
+Verify = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LINE", help="What proves the result: a line for the shell. Repeatable."),
+]
 
 RUN_HELP = """\
 Run a command on a worktree in a virtual machine of its own, and bring back its changes.
 
 The worktree on the host stays as it is until you apply the result. Ctrl-C once asks the task
 to end and still collects; twice stops at once. The exit code is the command's; 124 after a
-timeout; 125 if vmsandbox itself failed.
+timeout; 125 if vmsandbox itself failed; 1 if the command ended well and a check did not pass.
 
 Examples:
 
@@ -121,9 +127,11 @@ def run(
     cold: Cold = False,
     plan: Plan = False,
     brief: BriefFile = None,
+    verify: Verify = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""
+    from vmsandbox.model import Check
     from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose, read_brief
 
     out = output.begin(as_json)
@@ -135,6 +143,7 @@ def run(
         keep=keep,
         cold=cold,
         brief=read_brief(brief) if brief else None,
+        verify=tuple(Check(command=("/bin/sh", "-c", line)) for line in verify or ()),
         overrides={
             "image": image,
             "cpus": cpus,
@@ -244,7 +253,7 @@ def _carry_out(
     """Bring a sandbox to its end while signals are listened to; exits with the task's code."""
     from vmsandbox.sandbox import Manager
 
-    listener = _Terminal(out, quiet=quiet)
+    listener = Printer(out, quiet=quiet)
     with Manager.of(rooms, folder, listener) as manager:
         wishes = (Wish(ASKED, manager.ask_to_end), Wish(AT_ONCE, manager.end_now))
         report = attended(out, manager.carry_out, wishes)
@@ -252,7 +261,8 @@ def _carry_out(
     out.result(report.model_dump(mode="json"), None)
     if not out.as_json and not quiet:
         _say(out, report)
-    raise typer.Exit(exit_code(report.outcome, report.exit_code))
+    code = exit_code(report.outcome, report.exit_code)
+    raise typer.Exit(code or (UNPROVEN if report.result and report.result.unproven else 0))
 
 
 def exit_code(outcome: str, code: int | None) -> int:
@@ -270,16 +280,19 @@ def _say(out: Output, report: "Report") -> None:
     out.note(f"{report.id}: {report.outcome}{code}, {changes}")
     if report.detail:
         out.note(report.detail)
+    if report.result and (proof := report.result.proof()):
+        out.note(proof)
     if report.changes:
         out.note(f"next: vmsandbox review {report.id}")
 
 
-class _Terminal:
+class Printer:
     """Prints a life as it goes on: output where it belongs, phases on stderr."""
 
-    def __init__(self, out: Output, *, quiet: bool) -> None:
+    def __init__(self, out: Output, *, quiet: bool, to_stderr: bool = False) -> None:
         self._out = out
         self._quiet = quiet
+        self._to_stderr = to_stderr or out.as_json
         self._decoders: dict[str, Any] = {}
         self._status: Any = None
 
@@ -302,7 +315,7 @@ class _Terminal:
         if self._quiet:
             return
         # With --json stdout holds the one object, so what the task says goes to stderr.
-        target = sys.stdout if stream == "stdout" and not self._out.as_json else sys.stderr
+        target = sys.stdout if stream == "stdout" and not self._to_stderr else sys.stderr
         if target.isatty():
             make = codecs.getincrementaldecoder("utf-8")
             decoder = self._decoders.setdefault(stream, make("surrogateescape"))

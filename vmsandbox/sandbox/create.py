@@ -45,7 +45,7 @@ class Request(Value):
     keep: bool = False
     cold: bool = False
     brief: Brief | None = None
-    verify: tuple[Check, ...] = ()
+    verify: tuple[Check, ...] = Field(default=(), description="else what the project says")
     batch: BatchMark | None = None
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
             include=settings.sandbox.include,
             history=settings.sandbox.history,
             brief=request.brief,
-            verify=request.verify,
+            verify=request.verify or settings.checks(),
         ),
         limits=settings.limits(),
         image=image,

@@ -97,19 +97,28 @@ def inspect_sandbox(
     *,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    tty: bool = False,
     listener: Listener | None = None,
     halt: Halt | None = None,
 ) -> ExecResult:
-    """Run a command on the result in a new guest that is gone afterwards; nothing flows back."""
+    """Run a command on the result in a new guest that is gone afterwards; nothing flows back.
+
+    With `tty` it gets our terminal, and no timeout.
+    """
     with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt()) as scratch:
+        if tty:
+            return scratch.attach(command, env=_variables(scratch, env or {}))
         return _run(scratch, command, env or {}, timeout_s)
 
 
 def _run(
     scratch: Scratch, command: Sequence[str], env: Mapping[str, str], timeout_s: float | None
 ) -> ExecResult:
-    scratch_env = {**scratch.record.task.env, **env, "VMSANDBOX_ID": scratch.record.id}
-    return scratch.run(command, env=scratch_env, timeout_s=timeout_s)
+    return scratch.run(command, env=_variables(scratch, env), timeout_s=timeout_s)
+
+
+def _variables(scratch: Scratch, env: Mapping[str, str]) -> dict[str, str]:
+    return {**scratch.record.task.env, **env, "VMSANDBOX_ID": scratch.record.id}
 
 
 # --- another agent's opinion ----------------------------------------------------------------------
@@ -136,7 +145,6 @@ def review_by(
     asked = goal or folder.read_record().task.brief or Brief()
     with scratch_guest(rooms, folder, listener, halt or Halt()) as scratch:
         briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
-        listener.phase("run")
         ended = _run(scratch, command, {**(env or {}), **briefing.REVIEWER}, timeout_s)
         report = briefing.said(scratch.guest)[1]
         findings, problem = _findings(scratch.guest)

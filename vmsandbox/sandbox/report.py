@@ -21,6 +21,16 @@ class ResultSummary(Value):
     state: ResultState
     digest: str
     changes: int
+    checks: int = Field(default=0, description="how many there are to prove it")
+    unproven: tuple[str, ...] = Field(default=(), description="checks that did not pass, by name")
+
+    def proof(self) -> str:
+        """How the checks stand, in a few words; empty if there are none."""
+        if not self.checks:
+            return ""
+        if not self.unproven:
+            return f"{self.checks} check(s) passed"
+        return f"check(s) that did not pass: {', '.join(self.unproven)}"
 
 
 class Report(Value):
@@ -60,7 +70,7 @@ def report_of(folder: SandboxFolder) -> Report:
         detail=_detail(record),
         evidence=_evidence(folder, record),
         agent_status=review.told(folder).status if record.heard else "",
-        result=_summary(folder),
+        result=_summary(folder, record),
         worktree=record.task.worktree,
         image=record.image_name,
         image_digest=record.image_digest,
@@ -85,10 +95,14 @@ def _evidence(folder: SandboxFolder, record: SandboxRecord) -> Path:
     return folder.stderr if record.exec_result else folder.events
 
 
-def _summary(folder: SandboxFolder) -> ResultSummary | None:
+def _summary(folder: SandboxFolder, record: SandboxRecord) -> ResultSummary | None:
     change_set, result = review.latest(folder)
     if change_set is None:
         return None
     return ResultSummary(
-        state=result.state, digest=change_set.digest, changes=len(change_set.changes)
+        state=result.state,
+        digest=change_set.digest,
+        changes=len(change_set.changes),
+        checks=len(record.task.verify),
+        unproven=review.unproven(record.task.verify, result),
     )

@@ -11,8 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vmsandbox import review, worktree
 from vmsandbox.errors import UsageProblem
-from vmsandbox.guest import Capture, Guest, TaskSpec
-from vmsandbox.model import ChangeSet, Endpoint, ExecResult, SandboxRecord, Snapshot
+from vmsandbox.guest import Capture, Guest, TaskSpec, Terminal
+from vmsandbox.guest.task import as_user, user_environment
+from vmsandbox.model import (
+    ChangeSet,
+    Endpoint,
+    ExecResult,
+    Outcome,
+    SandboxRecord,
+    Snapshot,
+)
 from vmsandbox.sandbox import transfer
 from vmsandbox.sandbox.ending import delete_sandbox
 from vmsandbox.sandbox.life import Manager
@@ -45,8 +53,22 @@ class Scratch:
             grace_s=GRACE_S,
         )
         heard = Capture(self.folder.stdout, self.folder.stderr, on_output=self._listener.output)
+        self._listener.phase("run")
         with heard as capture:
             return self.guest.run_task(spec, capture)
+
+    def attach(self, command: Sequence[str], *, env: Mapping[str, str]) -> ExecResult:
+        """Let a person use a command there, on our terminal."""
+        argv = [*as_user("agent", "agent"), "/usr/bin/env"]
+        argv += [
+            f"{name}={value}" for name, value in (user_environment("agent") | dict(env)).items()
+        ]
+        terminal = Terminal(tty=True)
+        folder = str(self.record.task.worktree)
+        self._listener.phase("run")
+        code = self.guest.interactive([*argv, *command], terminal, folder=folder)
+        ended = Outcome.COMPLETED if code == 0 else Outcome.FAILED
+        return ExecResult(exit_code=code if code >= 0 else None, outcome=ended)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,172 @@
+"""Owns the verbs that look at a result in another guest: verify, inspect, and what `review --by`
+does first.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from vmsandbox.cli import output
+from vmsandbox.cli.attending import Wish, attended
+from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
+from vmsandbox.text import printable
+
+if TYPE_CHECKING:
+    from vmsandbox.model import CheckRun, ExecResult
+    from vmsandbox.sandbox import Halt
+    from vmsandbox.store import SandboxFolder
+
+_T = TypeVar("_T")
+
+INTERRUPTED = 130
+_ENDING = "ending it; a guest that was started for this is deleted"
+_NAME_CHARACTERS = 60
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the program."""
+    app.command()(verify)
+    app.command()(inspect)
+
+
+def verify(
+    selector: SelectorArgument,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="In a new guest that holds only base and result.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the checks of a task again: those of `run --verify`, of its task file, or of the project.
+
+    They run in the task's own guest, booted again if it stands still, on what is collected from it
+    at that moment; what they write there is kept apart and thrown away. An approval that named
+    other results no longer holds. The exit code is 1 if a check did not pass.
+
+    Examples:
+
+      vmsandbox verify last
+
+      vmsandbox verify last --fresh
+    """
+    from vmsandbox.cli import proof_text
+    from vmsandbox.cli.run import UNPROVEN, Printer
+    from vmsandbox.sandbox import Halt, Rooms, verify_sandbox
+
+    out = output.begin(as_json)
+    printer, halt = Printer(out, quiet=False), Halt()
+    with Rooms.open(note=out.note) as rooms:
+        folder = rooms.store.resolve(selector)
+
+        def work() -> "CheckRun":
+            return verify_sandbox(rooms, folder, fresh=fresh, listener=printer, halt=halt)
+
+        run = _interruptible(out, halt, work)
+    printer.close()
+    data = {"id": folder.id, "passed": run.passed, **run.model_dump(mode="json")}
+    if as_json:
+        out.result(data)
+    else:
+        for line in proof_text.run_lines(run):
+            out.console().print(line, soft_wrap=True)
+    raise typer.Exit(0 if run.passed else UNPROVEN)
+
+
+def inspect(
+    selector: SelectorArgument,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")],
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="A new guest, as it always is: base and result alone.")
+    ] = False,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it our terminal.")] = False,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="End it after 90s, 5m, 1h30m.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a command on a result in a new guest that is thrown away; its exit code is returned.
+
+    The guest holds base (HEAD~1) and result (HEAD), and nothing else of the task. Nothing flows
+    back, neither to the result nor to the host, also after Ctrl-C.
+
+    Examples:
+
+      vmsandbox inspect last -- make test
+
+      vmsandbox inspect last -t -- bash
+    """
+    from vmsandbox.cli.run import Printer, environment, exit_code
+    from vmsandbox.config import parse_duration_s
+    from vmsandbox.errors import UsageProblem
+    from vmsandbox.sandbox import Halt, Rooms, inspect_sandbox
+
+    out = output.begin(as_json)
+    try:
+        timeout_s = None if timeout is None else parse_duration_s(timeout)
+    except ValueError as error:
+        raise UsageProblem("timeout_invalid", str(error), hint="--timeout 90s") from None
+    variables = environment(env or [])
+    printer, halt = Printer(out, quiet=False), Halt()
+    with Rooms.open(note=out.note) as rooms:
+        folder = rooms.store.resolve(selector)
+
+        def work() -> "ExecResult":
+            return inspect_sandbox(
+                rooms,
+                folder,
+                command,
+                env=variables,
+                timeout_s=timeout_s,
+                tty=tty,
+                listener=printer,
+                halt=halt,
+            )
+
+        ended = _interruptible(out, halt, work)
+    printer.close()
+    out.result({"id": folder.id, **ended.model_dump(mode="json")})
+    if ended.detail and ended.outcome != "completed":
+        out.note(ended.detail)
+    raise typer.Exit(exit_code(ended.outcome, ended.exit_code))
+
+
+def let_review(out: Output, folder: "SandboxFolder", by: str, brief: Path | None) -> None:
+    """Let the agent `by` judge the result of a sandbox; what it says is kept with the result."""
+    from vmsandbox.cli.run import Printer
+    from vmsandbox.sandbox import Halt, Rooms, read_brief, review_by, settings_here
+
+    goal = read_brief(brief) if brief else None
+    known = settings_here(folder.read_record().task.worktree, {}).agents
+    agent = known.get(by)
+    command = agent.command if agent else ("/bin/sh", "-c", by)
+    name = by if agent else printable(by, newlines=False)[:_NAME_CHARACTERS]
+    printer, halt = Printer(out, quiet=False, to_stderr=True), Halt()
+    with Rooms.open(note=out.note) as rooms:
+        _interruptible(
+            out,
+            halt,
+            lambda: review_by(
+                rooms,
+                folder,
+                name,
+                command,
+                goal=goal,
+                env=agent.env if agent else {},
+                listener=printer,
+                halt=halt,
+            ),
+        )
+    printer.close()
+
+
+def _interruptible(out: Output, halt: "Halt", work: Callable[[], _T]) -> _T:
+    """The result of `work`. Ctrl-C ends it, and it is waited for until it has cleaned up."""
+    from vmsandbox.guest import Interrupted
+
+    try:
+        return attended(out, work, (Wish(_ENDING, halt.ask),))
+    except Interrupted:
+        out.note("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
