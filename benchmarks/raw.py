@@ -26,6 +26,7 @@ from vmsandbox.model import Endpoint, HostFacts, Image
 from vmsandbox.sandbox import Rooms
 
 _BOOT_S = 60.0
+_ANSWER_S = 30.0
 _POLL_S = 0.002
 
 
@@ -81,7 +82,9 @@ class RawTemplate:
                 monitor.migrate("migrate-incoming", f"exec:cat {self._folder}/state")
                 monitor.ask("cont")
             _send(self._folder / f"{name}.seed", _message(name, client, host))
-            subprocess.run(_ssh(endpoint, key, known), check=True, capture_output=True)
+            while subprocess.run(_ssh(endpoint, key, known), capture_output=True).returncode:
+                if time.monotonic() - started > _ANSWER_S:
+                    raise TimeoutError("no answer over SSH")
             return time.monotonic() - started
 
     def _console(self, name: str) -> Path:
