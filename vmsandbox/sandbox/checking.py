@@ -193,7 +193,7 @@ class _Runner:
 
     def _spec(self, number: int, check: Check) -> TaskSpec:
         record = self._record
-        command = _asking(check, check.http) if check.http else check.command
+        command = asking(check, check.http) if check.http else check.command
         named = {"VMSANDBOX_ID": record.id, "VMSANDBOX_NAME": record.name}
         spec = TaskSpec(
             id=f"check-{self.id}-{number}",
@@ -216,8 +216,9 @@ class _Runner:
         return spec.model_copy(update={**root, "command": command, "env": env})
 
 
-def _asking(check: Check, http: HttpCheck) -> tuple[str, ...]:
-    """The command that asks a server, or starts one to ask it."""
+def asking(check: Check, http: HttpCheck) -> tuple[str, ...]:
+    """The command that asks a server, or starts one to ask it; it prints a line with the status of
+    the answer, then the body, and its exit code is curl's."""
     patience_s = check.timeout_s if check.serve else min(_PATIENCE_S, check.timeout_s)
     url = f"http://localhost:{http.port}{http.path}"
     asks = str(int(patience_s * _ASKS_PER_S))
