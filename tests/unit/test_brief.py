@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmsandbox.brief import PARTS, markdown, missing, read
+from vmsandbox.brief import PARTS, for_reviewer, markdown, missing, read
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import Brief
 
@@ -103,3 +103,21 @@ def test_every_problem_has_its_line(file: str, text: str, said: list[str]) -> No
         read(file, text.encode())
     assert caught.value.code == "brief_invalid"
     assert [needle for needle in said if needle not in caught.value.message] == []
+
+
+def test_a_reviewer_reads_the_goal_and_nothing_of_the_author() -> None:
+    told = Brief(
+        goal="It works.",
+        why="Because.",
+        allowed=("A fact.",),
+        out_of_scope=("The manual.",),
+        tried=("mine",),
+        report_back=("mine",),
+        blockers=("mine",),
+    )
+    text = for_reviewer(told)
+    assert "mine" not in text
+    for wanted in ("## Goal\n\nIt works.", "### Why", "- A fact.", "- The manual.", "HEAD~1"):
+        assert wanted in text
+    assert "$VMSANDBOX_FINDINGS" in text
+    assert "Nobody wrote down what was wanted." in for_reviewer(Brief())
