@@ -5,7 +5,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = {"run_batch": "vmsandbox.batch"}
+_API = {
+    "run_batch": "vmsandbox.batch",
+    "verify": "vmsandbox.api",
+    "inspect": "vmsandbox.api",
+    "review_by": "vmsandbox.api",
+}
 """What programs import from here; read when it is first asked for, so that the command line is
 quick. The stub beside this file says the same to type checkers."""
 

@@ -41,6 +41,7 @@ FLOORS: Mapping[str, int] = {
     "doctor": 3,
     "review": 3,
     "sandbox": 3,
+    "api": 4,
     "batch": 4,
     "density": 4,
     "cli": 5,

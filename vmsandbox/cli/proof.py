@@ -11,10 +11,9 @@ import typer
 from vmsandbox.cli import output
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
-from vmsandbox.text import printable
 
 if TYPE_CHECKING:
-    from vmsandbox.model import CheckRun, ExecResult
+    from vmsandbox.model import CheckRun, ExecResult, Opinion
     from vmsandbox.sandbox import Halt
     from vmsandbox.store import SandboxFolder
 
@@ -22,7 +21,6 @@ _T = TypeVar("_T")
 
 INTERRUPTED = 130
 _ENDING = "ending it; a guest that was started for this is deleted"
-_NAME_CHARACTERS = 60
 
 
 def register(app: typer.Typer) -> None:
@@ -135,29 +133,16 @@ def inspect(
 def let_review(out: Output, folder: "SandboxFolder", by: str, brief: Path | None) -> None:
     """Let the agent `by` judge the result of a sandbox; what it says is kept with the result."""
     from vmsandbox.cli.run import Printer
-    from vmsandbox.sandbox import Halt, Rooms, read_brief, review_by, settings_here
+    from vmsandbox.sandbox import Halt, Rooms, read_brief, review_by
 
     goal = read_brief(brief) if brief else None
-    known = settings_here(folder.read_record().task.worktree, {}).agents
-    agent = known.get(by)
-    command = agent.command if agent else ("/bin/sh", "-c", by)
-    name = by if agent else printable(by, newlines=False)[:_NAME_CHARACTERS]
     printer, halt = Printer(out, quiet=False, to_stderr=True), Halt()
     with Rooms.open(note=out.note) as rooms:
-        _interruptible(
-            out,
-            halt,
-            lambda: review_by(
-                rooms,
-                folder,
-                name,
-                command,
-                goal=goal,
-                env=agent.env if agent else {},
-                listener=printer,
-                halt=halt,
-            ),
-        )
+
+        def work() -> "Opinion":
+            return review_by(rooms, folder, by, goal=goal, listener=printer, halt=halt)
+
+        _interruptible(out, halt, work)
     printer.close()
 
 

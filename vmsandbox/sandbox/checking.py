@@ -34,6 +34,9 @@ _CAPTURE_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096
 _BODY_BYTES = 1024 * 1024
 _ASKS_PER_S = 2
+_REFUSED = 7
+"""Exit code of curl(1): failed to connect to host."""
+
 _PATIENCE_S = 5.0
 """For a server that nobody starts here: perhaps it is just coming up."""
 _APART = "/var/lib/vmsandbox-checks"
@@ -59,9 +62,13 @@ _END = """\
 for cgroup in /sys/fs/cgroup/vmsandbox.task.check-*/; do
     echo 1 > "$cgroup/cgroup.kill"
 done
+looks=0
+for task in /run/vmsandbox/tasks/check-*/; do
+    while [ ! -e "$task/report" ] && [ $((looks += 1)) -le 100 ]; do sleep 0.05; done
+done
 """
 
-# First the status, then the body, cut. curl's code 7 is a connection that was refused.
+# First the status, then the body, cut.
 _ASK = f"""\
 url=$1 asks=$2 server=
 shift 2
@@ -69,12 +76,12 @@ body=$(mktemp) || exit 125
 trap 'rm -f "$body" "$body.err"' EXIT
 if [ $# -gt 0 ]; then
     curl -s -o /dev/null --noproxy '*' --globoff --max-time 5 "$url"
-    [ $? != 7 ] || {{ setsid "$@" >&2 & server=$!; }}
+    [ $? != {_REFUSED} ] || {{ setsid "$@" >&2 & server=$!; }}
 fi
 while :; do
     status=$(curl -sS -o "$body" -w '%{{http_code}}' --noproxy '*' --globoff "$url" 2> "$body.err")
     code=$?
-    [ $code = 7 ] && [ "$asks" -gt 0 ] || break
+    [ $code = {_REFUSED} ] && [ "$asks" -gt 0 ] || break
     asks=$((asks - 1))
     sleep 0.5
 done
@@ -133,8 +140,7 @@ def run_checks(
 
 
 def end_checks(guest: Guest) -> None:
-    """End what a run of the checks that was interrupted left in a guest that goes on."""
-    guest.resume()
+    """End what a run of the checks that was cut short left in a guest that goes on."""
     with contextlib.suppress(GuestProblem):
         guest.run(["/bin/sh", "-c", _END], timeout_s=30.0)
 
@@ -162,13 +168,23 @@ class _Runner:
                 yield _not_run(check, gone)
                 continue
             try:
-                ended, result = self._run(number, check)
+                ended, result = self._alone(number, check)
             except GuestProblem as problem:
                 gone = problem.message if problem.code in _GONE else ""
                 yield _not_run(check, problem.message)
             else:
                 gone = ended.detail if ended.outcome is Outcome.CONNECTION_LOST else ""
                 yield result
+
+    def _alone(self, number: int, check: Check) -> tuple[ExecResult, CheckResult]:
+        """A check may still run whose manager was killed; nobody waits for it any more."""
+        try:
+            return self._run(number, check)
+        except GuestProblem as problem:
+            if problem.code != "task_running":
+                raise
+        end_checks(self._guest)
+        return self._run(number, check)
 
     def _run(self, number: int, check: Check) -> tuple[ExecResult, CheckResult]:
         tail = _Tail()
@@ -179,9 +195,9 @@ class _Runner:
                 ended = self._guest.run_task(self._spec(number, check), capture)
             seconds = round(time.monotonic() - started, 3)
             why = ended.detail if ended.outcome is not Outcome.COMPLETED else ""
-            if check.http and not why:
+            if check.http:
                 with out.open("rb") as file:
-                    why = wrong_answer(check.http, file.read(_BODY_BYTES + 16))
+                    why = _wrong_with(check.http, ended, file.read(_BODY_BYTES + 16))
         return ended, CheckResult(
             name=printable(check.title, newlines=False),
             ok=ended.outcome is Outcome.COMPLETED and not why,
@@ -223,6 +239,12 @@ def asking(check: Check, http: HttpCheck) -> tuple[str, ...]:
     url = f"http://localhost:{http.port}{http.path}"
     asks = str(int(patience_s * _ASKS_PER_S))
     return ("/bin/sh", "-c", _ASK, "ask", url, asks, *check.serve)
+
+
+def _wrong_with(http: HttpCheck, ended: ExecResult, answer: bytes) -> str:
+    if ended.exit_code == _REFUSED:
+        return f"nothing listens on port {http.port}"
+    return wrong_answer(http, answer) if ended.outcome is Outcome.COMPLETED else ended.detail
 
 
 def wrong_answer(http: HttpCheck, answer: bytes) -> str:

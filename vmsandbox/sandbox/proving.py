@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from vmsandbox import brief, review
+from vmsandbox.config import AgentSection
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest import Guest, Interrupted
 from vmsandbox.model import (
@@ -20,6 +21,7 @@ from vmsandbox.model import (
     SandboxRecord,
 )
 from vmsandbox.sandbox import briefing, checking
+from vmsandbox.sandbox.create import settings_here
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
 from vmsandbox.sandbox.rooms import Rooms
@@ -28,6 +30,7 @@ from vmsandbox.store import SandboxFolder
 from vmsandbox.text import printable
 
 REVIEW_TIMEOUT_S = 3600.0
+_NAME_CHARACTERS = 60
 
 
 def verify_sandbox(
@@ -76,6 +79,7 @@ def _in_its_guest(
                 manager.verify(again=True)
         except Interrupted:
             if keep:
+                manager.guest.resume()
                 checking.end_checks(manager.guest)
             raise
         finally:
@@ -128,29 +132,30 @@ def review_by(
     rooms: Rooms,
     folder: SandboxFolder,
     by: str,
-    command: Sequence[str],
     *,
     goal: Brief | None = None,
-    env: Mapping[str, str] | None = None,
     timeout_s: float | None = REVIEW_TIMEOUT_S,
     listener: Listener | None = None,
     halt: Halt | None = None,
 ) -> Opinion:
     """Let another agent judge a result, and keep what it says with the result.
 
-    It gets base, result and the goal, from `goal` or else from the task's own brief, and nothing of
-    what the author said. `by` is what its opinion is known as.
+    `by` names an agent of the project's settings, or is a line for the guest's shell. It gets base,
+    result and the goal, from `goal` or else from the task's own brief, and nothing of what the
+    author said.
     """
-    listener = listener or Quiet()
-    asked = goal or folder.read_record().task.brief or Brief()
-    with scratch_guest(rooms, folder, listener, halt or Halt()) as scratch:
+    task = folder.read_record().task
+    known = settings_here(task.worktree, {}).agents
+    agent = known.get(by) or AgentSection(command=("/bin/sh", "-c", by))
+    asked = goal or task.brief or Brief()
+    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt()) as scratch:
         briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
-        ended = _run(scratch, command, {**(env or {}), **briefing.REVIEWER}, timeout_s)
+        ended = _run(scratch, agent.command, {**agent.env, **briefing.REVIEWER}, timeout_s)
         report = briefing.said(scratch.guest)[1]
         findings, problem = _findings(scratch.guest)
         opinion = Opinion(
-            by=by,
-            command=tuple(command),
+            by=printable(by, newlines=False)[:_NAME_CHARACTERS],
+            command=agent.command,
             digest=scratch.change_set.digest,
             outcome=ended.outcome,
             exit_code=ended.exit_code,
