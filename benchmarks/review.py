@@ -5,13 +5,16 @@
 
 The results are made by the guest's own scripts on this host, so deciding is measured without a
 guest. A round reviews all (as text, as data, with differences), applies ten files and drops the
-rest. ``--collect`` boots a guest for each size. Emits data, asserts nothing.
+rest. ``--collect`` boots a guest for each size; CPU seconds are those of QEMU and of this side.
+Emits data, asserts nothing.
 """
 
 import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from benchmarks.series import Series, conditions
 from benchmarks.sync import make_tree
@@ -129,23 +132,36 @@ def _record(folder: SandboxFolder, task: Task) -> SandboxRecord:
 def collect_from(rooms: Rooms, series: Series, tree: Path, files: int, rounds: int) -> None:
     """One guest with a tree of so many files: change one, collect; again and again."""
     make_tree(tree, files)
-    request = Request(command=("true",), worktree=tree, keep=True, overrides={"memory": "2G"})
+    command = ("sh", "-c", "echo changed > d000/f00000.txt")
+    request = Request(command=command, worktree=tree, keep=True, overrides={"memory": "2G"})
     folder = create_sandbox(rooms, request)
     try:
         with Manager.of(rooms, folder, Quiet()) as manager:
             manager.carry_out()
             record = folder.read_record()
             with open_guest(rooms, folder, record) as guest:
+                series.add(f"{files} files", "first_collect_s", record.timings["collect"])
+                pid = rooms.hypervisor.pid(record.domain_uuid)
                 for number in range(rounds):
                     _change_one(guest, tree, number)
+                    before = _cpu_s(pid)
                     with series.timed(f"{files} files", "collect_s"):
                         transfer.collect(guest, folder, record)
+                    series.add(f"{files} files", "collect_cpu_s", _cpu_s(pid) - before)
     finally:
         delete_sandbox(rooms, folder, force=True)
 
 
 def _change_one(guest: Guest, tree: Path, number: int) -> None:
     guest.run(["sh", "-c", f"echo changed {number} > {tree}/d000/f00000.txt"])
+
+
+def _cpu_s(pid: int | None) -> float:
+    """CPU seconds of QEMU, of this process and of the programs that it ran; a busy host hardly
+    changes them."""
+    own, qemu = psutil.Process().cpu_times(), psutil.Process(pid).cpu_times()
+    ours = own.user + own.system + own.children_user + own.children_system
+    return float(ours + qemu.user + qemu.system)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -166,8 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for size in asked.sizes:
                 collect_from(rooms, series, Path(scratch, f"tree{size}"), size, asked.collections)
             small, large = (f"{size} files" for size in (asked.sizes[0], asked.sizes[-1]))
-            ratio = series.median(large, "collect_s") / series.median(small, "collect_s")
-            series.add(f"{large} beside {small}", "ratio", ratio)
+            for figure in ("collect_s", "collect_cpu_s"):
+                ratio = series.median(large, figure) / series.median(small, figure)
+                series.add(f"{large} beside {small}", f"{figure} ratio", ratio)
         else:
             decided = Decided(Path(scratch))
             for _ in range(asked.rounds):
