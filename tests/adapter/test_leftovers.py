@@ -277,6 +277,17 @@ def test_cleanup_touches_nothing_that_anybody_may_miss(
     assert all(left.folder.record.exists() for left in kept)
 
 
+def test_a_guest_for_a_look_goes_with_whoever_looked(rooms: Rooms, leave: Leave) -> None:
+    """It holds nothing of its own: also while it runs, once nobody manages it."""
+    left = leave(SandboxState.READY, runs=True, scratch_of="ab12cd34")
+    with locked(left.folder.manager_lock):
+        assert clean_up(rooms, dry_run=False) == []
+    assert seen(clean_up(rooms, dry_run=True)) == {("sandbox", left.folder.id, "would go")}
+    assert seen(clean_up(rooms, dry_run=False)) == {("sandbox", left.folder.id, "removed")}
+    assert rooms.guest_alive(left.guest.uuid) is False
+    assert clean_up(rooms, dry_run=False) == []
+
+
 def test_a_template_is_its_makers_and_removed_when_he_is_gone(
     rooms: Rooms, facts: LibvirtFacts
 ) -> None:

@@ -204,7 +204,7 @@ def _why_removable(folder: SandboxFolder, status: Status) -> str:
     """The reason why nobody can miss it, or an empty text."""
     if status.created_at is None:
         return "" if folder.record.exists() else "half made or half deleted"
-    if status.scratch_of:
+    if status.scratch_of and status.guest_alive is not None:
         return f"a guest for a look at {status.scratch_of}, and nobody looks any more"
     if status.guest_alive is not False or is_locked(folder.maker_lock):
         return ""
