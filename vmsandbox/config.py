@@ -71,6 +71,10 @@ DurationS = Annotated[float, BeforeValidator(parse_duration_s)]
 Words = Annotated[tuple[str, ...], BeforeValidator(parse_words), Field(min_length=1)]
 
 
+MOST_CHECKS = 100
+"""Of one task: the end of what each said is kept with the result."""
+
+
 class CheckEntry(Value):
     """A check as a file spells it; a text or list alone is its command."""
 
@@ -136,7 +140,9 @@ class ResultSection(Value):
 class VerifySection(Value):
     """The ``[verify]`` table: what proves a result."""
 
-    checks: tuple[Annotated[CheckSpelled, AfterValidator(_right)], ...] = ()
+    checks: tuple[Annotated[CheckSpelled, AfterValidator(_right)], ...] = Field(
+        default=(), max_length=MOST_CHECKS
+    )
 
 
 class AgentSection(Value):

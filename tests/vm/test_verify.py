@@ -238,6 +238,37 @@ def test_checks_that_were_cut_short_prove_nothing(state: State, make_repository:
     assert kinds_of(state, "cut") == {"made": "A"}
 
 
+def test_ctrl_c_of_a_verify_keeps_what_is_known_and_a_kept_guest(
+    state: State, make_repository: Any
+) -> None:
+    project = make_repository("project", {"a": "b\n"}).path
+    arguments = ("--name", "kept", "--keep", "--worktree", project)
+    check = ("--verify", "test -e /tmp/quick || sleep 1000")
+    state.ok("run", *arguments, *check, "--", "sh", "-c", "echo made > made; touch /tmp/quick")
+    known = state.ok("review", "--json", "kept").data["result"]["checks"]
+    assert known[0]["results"][0]["ok"]
+
+    def interrupted() -> None:
+        verify = state.start("verify", "kept")
+        sleeps = ("exec", "kept", "--", "pgrep", "-f", "^sleep 1000")
+        wait_for("the check", lambda: state(*sleeps).code == 0, verify)
+        verify.send_signal(signal.SIGINT)
+        verify.communicate(timeout=PATIENCE_S)
+        assert verify.returncode == 130
+        assert state.ok("review", "--json", "kept").data["result"]["checks"] == known
+
+    state.ok("exec", "kept", "--", "rm", "/tmp/quick")
+    interrupted()
+    assert status_of(state, "kept")["state"] == "ready"
+    state.ok("exec", "kept", "--", "touch", "/tmp/quick")
+    state.ok("verify", "kept")
+    known = state.ok("review", "--json", "kept").data["result"]["checks"]
+    state.ok("exec", "kept", "--", "rm", "/tmp/quick")
+    state.ok("stop", "kept")
+    interrupted()
+    assert status_of(state, "kept")["state"] == "stopped", "as it was before"
+
+
 def test_a_proof_that_rests_on_what_the_author_left_behind(author: State) -> None:
     """Last: it decides, and applies."""
     state = author

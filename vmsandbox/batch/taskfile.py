@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 
 from vmsandbox import brief
-from vmsandbox.config import CheckSpelled, DurationS, SizeMib, Words
+from vmsandbox.config import MOST_CHECKS, CheckSpelled, DurationS, SizeMib, Words
 from vmsandbox.document import Document, Place, Problem
 from vmsandbox.model import Brief, Check, Limits, Value
 
@@ -67,7 +67,7 @@ class Settings(Value):
     env: Annotated[dict[str, str], BeforeValidator(_variables)] = Field(default_factory=dict)
     include: tuple[str, ...] | None = None
     history: str | None = Field(default=None, pattern=r"^(full|none|[1-9][0-9]{0,6})$")
-    verify: tuple[CheckSpelled, ...] = ()
+    verify: tuple[CheckSpelled, ...] = Field(default=(), max_length=MOST_CHECKS)
 
 
 class TaskEntry(Settings):
