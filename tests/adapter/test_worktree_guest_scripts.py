@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -52,6 +53,20 @@ def test_a_cut_stream_leaves_nothing_that_counts(
     assert {*guest.changes()} == {b"new"}
     config = (guest.folder / "gitconfig").read_text()
     assert config.count(str(guest.inside)) == 1
+
+
+@pytest.mark.parametrize("base", ["/tmp", "/var/tmp"])
+def test_a_worktree_below_tmp_is_kept_when_the_guest_boots_again(
+    make_repository: MakeRepository, base: str
+) -> None:
+    """Stock systems empty /tmp then; with the worktree all that the task did would be gone."""
+    with TemporaryDirectory(dir=base) as folder:
+        guest = Guestless(make_repository().path, Path(folder))
+        guest.send()
+        rules = guest.folder / "guest" / "tmpfiles.d" / "tmp.conf"
+        assert rules.exists() == (base == "/tmp")
+        if rules.exists():
+            assert rules.read_text() == "d /tmp 1777 root root -\n"
 
 
 def test_what_the_guest_had_is_not_overwritten(
