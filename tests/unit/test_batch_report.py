@@ -1,0 +1,33 @@
+"""What a batch makes of proof: a task whose checks did not pass is not well."""
+
+import pytest
+
+from vmsandbox.batch import BatchReport, TaskReport
+from vmsandbox.model import ResultState
+from vmsandbox.sandbox.report import ResultSummary
+
+
+def task(outcome: str, *unproven: str, checks: int = 0) -> TaskReport:
+    result = ResultSummary(
+        state=ResultState.PENDING, digest="d", changes=1, checks=checks, unproven=unproven
+    )
+    return TaskReport(name="t", id="i", outcome=outcome, result=result)
+
+
+@pytest.mark.parametrize(
+    ("found", "well", "proof"),
+    [
+        (task("completed"), True, ""),
+        (task("completed", checks=2), True, "2 check(s) passed"),
+        (task("completed", "b", checks=2), False, "check(s) that did not pass: b"),
+        (task("failed", checks=2), False, "2 check(s) passed"),
+        (task("skipped", "b", checks=1), True, "check(s) that did not pass: b"),
+    ],
+)
+def test_a_task_is_well_if_it_completed_and_was_proven(
+    found: TaskReport, well: bool, proof: str
+) -> None:
+    assert found.well is well
+    assert BatchReport(batch="b", tasks=(found,)).well is well
+    assert found.result
+    assert found.result.proof() == proof
