@@ -30,7 +30,7 @@ from benchmarks.raw import RawTemplate
 from benchmarks.series import Series, conditions
 from vmsandbox.model import Image, Limits
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox
-from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.sandbox.listening import Quiet
 
 
 def ours(rooms: Rooms, folder: Path, memory_mib: int, *, cold: bool) -> float:

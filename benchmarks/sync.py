@@ -20,7 +20,7 @@ from vmsandbox import worktree
 from vmsandbox.guest import Guest
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, transfer
 from vmsandbox.sandbox.access import open_guest
-from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.store import SandboxFolder
 
 

@@ -15,7 +15,7 @@ from vmsandbox import worktree
 from vmsandbox.errors import GuestProblem, HostProblem
 from vmsandbox.model import Event, SandboxState
 from vmsandbox.sandbox import Manager, Rooms, clean_up, delete_sandbox, observe
-from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.store import SandboxFolder, write_atomic
 
 

@@ -19,7 +19,7 @@ from vmsandbox import worktree
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import SandboxRecord, SandboxState
 from vmsandbox.sandbox import Cleaned, Manager, Rooms, clean_up, delete_sandbox, observe
-from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.store import locked
 
 

@@ -36,7 +36,7 @@ from vmsandbox.sandbox import (
     stop_sandbox,
     templates,
 )
-from vmsandbox.sandbox.ending import Quiet
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.store import locked
 
 LIVE = (
