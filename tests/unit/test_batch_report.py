@@ -3,6 +3,7 @@
 import pytest
 
 from vmsandbox.batch import BatchReport, TaskReport
+from vmsandbox.batch.record import Ended
 from vmsandbox.model import ResultState
 from vmsandbox.sandbox.report import ResultSummary
 
@@ -31,3 +32,16 @@ def test_a_task_is_well_if_it_completed_and_was_proven(
     assert BatchReport(batch="b", tasks=(found,)).well is well
     assert found.result
     assert found.result.proof() == proof
+
+
+@pytest.mark.parametrize(
+    ("found", "completed"),
+    [
+        (task("completed", checks=2), True),
+        (task("completed", "b", checks=2), False),
+        (task("failed"), False),
+    ],
+)
+def test_what_comes_after_a_task_needs_its_proof(found: TaskReport, completed: bool) -> None:
+    ended = Ended(outcome=found.outcome, result=found.result)
+    assert ended.completed is completed

@@ -200,7 +200,8 @@ class Conductor:
                 if ended is None:
                     waits = True
                 elif not (ended.completed or self._maker.completed_earlier(other, ended)):
-                    reason = f"it comes after {other.name}, which is {ended.outcome}"
+                    unproven = ", but a check did not pass" if ended.unproven else ""
+                    reason = f"it comes after {other.name}, which is {ended.outcome}{unproven}"
                     self._end(task.name, Ended(outcome=Outcome.CANCELLED, reason=reason))
                     waits = True
                     break

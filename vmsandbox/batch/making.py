@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from vmsandbox import review
 from vmsandbox.batch.plan import refuse
 from vmsandbox.batch.record import SKIPPED, Ended
 from vmsandbox.batch.taskfile import Planned
@@ -66,10 +67,14 @@ class Maker:
     def completed_earlier(self, task: Planned, ended: Ended) -> bool:
         """Whether a task that was skipped had completed in its earlier sandbox."""
         return ended.outcome == SKIPPED and any(
-            record.outcome is Outcome.COMPLETED
+            record.outcome is Outcome.COMPLETED and self._proven(record)
             for record in self._rooms.store.records()
             if self._is_earlier(record, task)
         )
+
+    def _proven(self, record: SandboxRecord) -> bool:
+        _, result = review.latest(self._rooms.store.folder(record.id))
+        return not review.unproven(record.task.verify, result)
 
     def _is_earlier(self, record: SandboxRecord, task: Planned) -> bool:
         if record.batch and record.batch.batch == self._batch:

@@ -48,7 +48,13 @@ class Ended(Value):
 
     @property
     def completed(self) -> bool:
-        return self.outcome == Outcome.COMPLETED
+        """Whether it came to a good end, as far as its checks can tell."""
+        return self.outcome == Outcome.COMPLETED and not self.unproven
+
+    @property
+    def unproven(self) -> bool:
+        """Whether a check did not pass."""
+        return bool(self.result and self.result.unproven)
 
 
 class TaskProgress(Value):
