@@ -132,7 +132,8 @@ def _record(folder: SandboxFolder, task: Task) -> SandboxRecord:
 def collect_from(rooms: Rooms, series: Series, tree: Path, files: int, rounds: int) -> None:
     """One guest with a tree of so many files: change one, collect; again and again."""
     make_tree(tree, files)
-    command = ("sh", "-c", "echo changed > d000/f00000.txt")
+    # What was unpacked is flushed in the background; waited for, as any real task takes longer.
+    command = ("sh", "-c", "echo changed > d000/f00000.txt; sync; sleep 2")
     request = Request(command=command, worktree=tree, keep=True, overrides={"memory": "2G"})
     folder = create_sandbox(rooms, request)
     try:
