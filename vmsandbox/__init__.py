@@ -10,6 +10,10 @@ _API = {
     "verify": "vmsandbox.api",
     "inspect": "vmsandbox.api",
     "review_by": "vmsandbox.api",
+    "waiting": "vmsandbox.api",
+    "compare": "vmsandbox.api",
+    "conflicts": "vmsandbox.api",
+    "fork": "vmsandbox.api",
 }
 """What programs import from here; read when it is first asked for, so that the command line is
 quick. The stub beside this file says the same to type checkers."""

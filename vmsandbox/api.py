@@ -1,13 +1,24 @@
-"""Owns what programs ask about one result by a sandbox's selector, as the command line does.
+"""Owns what programs ask about results by their sandboxes' selectors, as the command line does.
 
 Batches have a door of their own. Each call opens the state folder (`root`, else the usual one).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from vmsandbox import review
 from vmsandbox.model import Brief, CheckRun, ExecResult, Opinion
-from vmsandbox.sandbox import Rooms, inspect_sandbox, verify_sandbox
+from vmsandbox.review import Comparison, Matrix, Queue
+from vmsandbox.sandbox import (
+    Manager,
+    Quiet,
+    Report,
+    Rooms,
+    fork_sandbox,
+    inspect_sandbox,
+    verify_sandbox,
+)
 from vmsandbox.sandbox import review_by as reviewed_by
 
 
@@ -40,3 +51,47 @@ def review_by(
     """Let another agent judge a result: a name from the project's settings, or a shell line."""
     with Rooms.open(root) as rooms:
         return reviewed_by(rooms, rooms.store.resolve(selector), agent, goal=goal)
+
+
+def waiting(*, batch: str = "", root: Path | None = None) -> Queue:
+    """The results that wait for a decision, the oldest first; with `batch` only of that one."""
+    with Rooms.open(root) as rooms:
+        folders = [rooms.store.folder(record.id) for record in rooms.store.records()]
+        live = partial(review.task_runs, guest_alive=rooms.guest_alive)
+        return review.waiting(folders, live, batch=batch)
+
+
+def compare(one: str, other: str, *, root: Path | None = None) -> Comparison:
+    """Two results side by side. Raises NegativeAnswer ``no_result``."""
+    with Rooms.open(root) as rooms:
+        live = partial(review.task_runs, guest_alive=rooms.guest_alive)
+        return review.compare(rooms.store.resolve(one), rooms.store.resolve(other), live)
+
+
+def conflicts(selectors: Sequence[str], *, root: Path | None = None) -> Matrix:
+    """Which of these results get in each other's way, and which apply to their worktree now.
+
+    Raises NegativeAnswer ``no_result``.
+    """
+    with Rooms.open(root) as rooms:
+        live = partial(review.task_runs, guest_alive=rooms.guest_alive)
+        return review.matrix([rooms.store.resolve(selector) for selector in selectors], live)
+
+
+def fork(
+    selector: str,
+    command: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    keep: bool = False,
+    root: Path | None = None,
+) -> Report:
+    """Go on from where a task stopped, in a sandbox of its own, to its end.
+
+    Raises UsageProblem ``sandbox_live``, ``nothing_to_fork``, ``name_taken``, and what a run does.
+    """
+    with Rooms.open(root) as rooms:
+        source = rooms.store.resolve(selector)
+        folder = fork_sandbox(rooms, source, command=command, name=name, keep=keep)
+        with Manager.of(rooms, folder, Quiet()) as manager:
+            return manager.carry_out()

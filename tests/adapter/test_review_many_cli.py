@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import vmsandbox
 from tests import terminals
 from tests.adapter.crafted import BASE, RESULT, Case, Files
 from tests.adapter.several import Several
@@ -225,3 +226,15 @@ def test_conflicts_of_nothing(several: Several) -> None:
         "hindrances": [],
         "meaning": {},
     }
+
+
+# --- from Python ----------------------------------------------------------------------------------
+
+
+def test_programs_are_told_the_same(two: Sequence[Case]) -> None:
+    ids = [case.folder.id for case in two]
+    assert [one.id for one in vmsandbox.waiting().results] == ids
+    assert [one.id for one in vmsandbox.waiting(batch="1f2e").results] == ids[:1]
+    (pair,) = vmsandbox.conflicts(["task-1", "task-2"]).pairs
+    assert (pair.fit, pair.clashes) == ("conflict", (b"README",))
+    assert vmsandbox.compare("task-1", "task-2").meeting == pair

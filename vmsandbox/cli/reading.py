@@ -13,18 +13,17 @@ DIFF_BYTES = 256 * 1024
 
 def is_live(folder: "SandboxFolder") -> bool:
     """Whether the task still runs; a guest that is merely kept does not count."""
-    from vmsandbox.model import SandboxState
+    from vmsandbox.review import task_runs
 
-    record = folder.read_record()
-    busy = (SandboxState.STARTING, SandboxState.RUNNING, SandboxState.COLLECTING)
-    if record.state not in busy:
-        return False
-    if folder.manager_alive():
-        return True
+    return task_runs(folder, _guest_alive)
+
+
+def _guest_alive(domain_uuid: str) -> bool | None:
+    """Does the guest of a task that nobody manages work on by itself?"""
     from vmsandbox.sandbox import Rooms
 
-    with Rooms.open() as rooms:  # nobody manages it: does the guest work on by itself?
-        return rooms.guest_alive(record.domain_uuid) is not False
+    with Rooms.open() as rooms:
+        return rooms.guest_alive(domain_uuid)
 
 
 def difference_of(

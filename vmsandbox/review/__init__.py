@@ -15,7 +15,15 @@ from vmsandbox.review.applying import (
 from vmsandbox.review.checks import record_run, unproven
 from vmsandbox.review.comparing import Comparison, compare
 from vmsandbox.review.crossing import Hindrance, Matrix, Meeting, Standing, matrix
-from vmsandbox.review.decisions import approve, approved_paths, decider, drop, short, stale
+from vmsandbox.review.decisions import (
+    approve,
+    approved_paths,
+    decider,
+    drop,
+    short,
+    stale,
+    task_runs,
+)
 from vmsandbox.review.inspection import ResultStore, inspect_result
 from vmsandbox.review.opinions import attach, disagreements, opinions, parse_findings
 from vmsandbox.review.record import Ledger, abandon, latest, present, read
@@ -64,6 +72,7 @@ __all__ = [
     "short",
     "show",
     "stale",
+    "task_runs",
     "told",
     "unapproved",
     "unproven",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from vmsandbox.errors import ReviewRefused, UsageProblem
-from vmsandbox.model import ChangeSet, Decision, ResultRecord, ResultState, Verdict
+from vmsandbox.model import ChangeSet, Decision, ResultRecord, ResultState, SandboxState, Verdict
 from vmsandbox.review.checks import despite
 from vmsandbox.review.record import forget_ledger, note, read, stepped, write_record
 from vmsandbox.selection import Selection, Step, select, steps_of
@@ -132,6 +132,16 @@ def _holds(decision: Decision, change_set: ChangeSet, record: ResultRecord) -> b
     if decision.digest != change_set.digest:
         return False
     return record.state is ResultState.APPLIED or decision.checks == record.checks_digest
+
+
+def task_runs(folder: SandboxFolder, guest_alive: Callable[[str], bool | None]) -> bool:
+    """Whether the task still runs, so that its result may change; a guest that is merely kept does
+    not count. `guest_alive` is asked about a domain only where nobody manages it."""
+    record = folder.read_record()
+    busy = (SandboxState.STARTING, SandboxState.RUNNING, SandboxState.COLLECTING)
+    if record.state not in busy:
+        return False
+    return folder.manager_alive() or guest_alive(record.domain_uuid) is not False
 
 
 # --- refusals -------------------------------------------------------------------------------------
