@@ -22,6 +22,7 @@ from vmsandbox.guest.task import as_user, user_environment
 from vmsandbox.model import Failure, LaunchPlan, SandboxRecord
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, freezing
 from vmsandbox.sandbox.access import open_guest
+from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.sandbox.plan import domain_spec
 from vmsandbox.sandbox.rooms import owner_uid
 from vmsandbox.store import SandboxFolder, allocated_bytes
@@ -40,19 +41,6 @@ def tiny_worktree() -> Iterator[Path]:
         path = Path(folder)
         (path / "README").write_text("A worktree for an experiment.\n")
         yield path
-
-
-class _Silent:
-    """A listener that does not listen."""
-
-    def phase(self, name: str) -> None:
-        return
-
-    def output(self, stream: str, data: bytes) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
 
 
 @dataclass
@@ -144,7 +132,7 @@ class Fleet:
         called = time.monotonic()
         folder = create_sandbox(self.rooms, request)
         self._made.append(folder)
-        with Manager.of(self.rooms, folder, _Silent()) as manager:
+        with Manager.of(self.rooms, folder, Quiet()) as manager:
             self._manager = manager
             try:
                 self._check()

@@ -43,8 +43,8 @@ _STRIKES = 2
 """Clones in a row that may not get ready before a template is thrown away."""
 
 _CLONE_TB_CACHE_MIB = 32
-"""Decides a clone's memory without KVM: about 36 MiB less each than with 64, for a start that takes
-a fifth longer."""
+"""Decides a clone's memory without KVM. Measured with raw QEMU: PSS 107 MiB instead of 143 with 64,
+1.8 s to the first command instead of 1.4."""
 DOMAIN_PREFIX = f"vmsandbox-{_ID}"
 """Names of domains that live only while a template is made of them."""
 
