@@ -153,3 +153,65 @@ def test_a_snapshot_that_the_store_has_lost(guest: Guestless) -> None:
     assert worktree.parse_update(done.stdout).updated == 1
     guest.snapshot = worktree.hold_back(fresh, previous, [])
     assert {*guest.changes()} == {b"agent"}
+
+
+def edit_and_update(guest: Guestless) -> worktree.UpdateReport:
+    (guest.host / "d/x").write_text("edited\n")
+    (guest.host / "mode").chmod(0o755)
+    return guest.update()
+
+
+def test_edits_alone_bring_the_agents_repository_along(guest: Guestless) -> None:
+    (guest.inside / "agent").write_text("changed\n")
+    (guest.inside / "same").write_text("staged\n")
+    guest.git("add", "same")
+    private = guest.state / "collect.git" / "index"
+    before = private.read_bytes()
+    report = edit_and_update(guest)
+    assert (report.updated, report.conflicts, report.head_moved) == (2, (), True)
+    assert private.read_bytes() == before  # nothing but the agent's index was rewritten
+    assert files(guest.inside)[b"d/x"] == ("file", b"edited\n")
+    assert files(guest.inside)[b"mode"][0] == "executable"
+    assert guest.git("status", "--porcelain") == "M agent\nM  same"
+    assert guest.git("rev-parse", "HEAD") == guest.snapshot.commit
+    assert {*guest.changes()} == {b"agent", b"same"}
+    (guest.host / "d/x").write_text("edited again\n")
+    assert guest.update().updated == 1
+    assert {*guest.changes()} == {b"agent", b"same"}
+
+
+@pytest.mark.parametrize(
+    "ruse",
+    [
+        "echo theirs > d/x",
+        "git update-index --assume-unchanged d/x && echo theirs > d/x",
+        "git update-index --skip-worktree d/x && echo theirs > d/x",
+        "echo theirs > d/x && git add d/x && git cat-file blob HEAD:d/x > d/x",
+        "mv d elsewhere && ln -s elsewhere d",
+        "rm d/x",
+        "rm d/x && mkfifo d/x",
+        "chmod +x d/x",
+    ],
+)
+def test_what_the_agent_did_to_an_edited_path_is_never_lost(guest: Guestless, ruse: str) -> None:
+    subprocess.run(ruse, shell=True, cwd=guest.inside, check=True)
+    there = files(guest.inside)
+    report = edit_and_update(guest)
+    now = files(guest.inside)
+    if "git add" in ruse:  # the agent's own copy on disk is the base's: it may be replaced
+        assert now[b"d/x"] == ("file", b"edited\n")
+    else:
+        assert {name: now.get(name) for name in there if name != b"mode"} == {
+            name: there[name] for name in there if name != b"mode"
+        }
+        assert report.conflicts
+    assert now[b"mode"][0] == "executable"
+
+
+def test_an_edit_beside_the_agents_own_commits_leaves_its_branch(guest: Guestless) -> None:
+    (guest.inside / "agent").write_text("committed\n")
+    guest.git("commit", "-qam", "mine")
+    head = guest.git("rev-parse", "HEAD")
+    assert not edit_and_update(guest).head_moved
+    assert guest.git("rev-parse", "HEAD") == head
+    assert {*guest.changes()} == {b"agent"}

@@ -6,6 +6,7 @@ whatever the user's repository may lose. Knows no guest.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -119,13 +120,32 @@ def new_pack(snapshot: Snapshot, previous: Snapshot) -> Iterator[Pack]:
         yield Pack.opened(folder / f"pack-{name}.pack", stack)
 
 
-def changed_names(snapshot: Snapshot, previous: Snapshot) -> bytes:
-    """Paths that differ between two snapshots, one a line as git quotes them; nothing if the store
-    has lost the former."""
+class Changed(NamedTuple):
+    """What differs between two snapshots: paths, one a line as git quotes them. `before` is what
+    ``git ls-files -v -s`` prints of them, if all are plain files that were edited, else empty."""
+
+    names: bytes = b""
+    before: bytes = b""
+
+
+_EDITED = re.compile(
+    rb":(100644|100755) (?:100644|100755) ([0-9a-f]+) [0-9a-f]+ M\t([^\"].*)", re.ASCII
+)
+_MANY = 100
+"""More names than this are not a few edits."""
+
+
+def changed(snapshot: Snapshot, previous: Snapshot) -> Changed:
+    """What differs between two snapshots; nothing if the store has lost the former."""
     if not _holds(snapshot, previous):
-        return b""
-    words = ("diff-tree", "-r", "--no-renames", "--name-only", previous.commit, snapshot.commit)
-    return Git(git_dir=snapshot.git_dir).run(*words)
+        return Changed()
+    words = ("diff-tree", "-r", "--no-renames", "--no-abbrev", previous.commit, snapshot.commit)
+    lines = Git(git_dir=snapshot.git_dir).run(*words).splitlines(keepends=True)
+    names = b"".join(line.partition(b"\t")[2] for line in lines)
+    edits = [_EDITED.fullmatch(line.removesuffix(b"\n")) for line in lines[: _MANY + 1]]
+    if len(edits) > _MANY or None in edits:
+        return Changed(names)
+    return Changed(names, b"".join(b"H %b %b 0\t%b\n" % edit.groups() for edit in edits if edit))
 
 
 def _holds(snapshot: Snapshot, previous: Snapshot) -> bool:

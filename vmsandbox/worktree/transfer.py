@@ -16,7 +16,7 @@ from vmsandbox.model import Snapshot, TreePath, Value
 from vmsandbox.text import printable, unquote_path
 from vmsandbox.worktree import include as including
 from vmsandbox.worktree.git import RAW_ATTRIBUTES
-from vmsandbox.worktree.packing import changed_names, new_pack, whole_pack
+from vmsandbox.worktree.packing import changed, new_pack, whole_pack
 from vmsandbox.worktree.repository import config_text
 
 SCRIPTS = Path("/usr/lib/vmsandbox")
@@ -102,7 +102,9 @@ def _update_tar(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
         yield from tarred(f"{stem}.idx", new.index_file)  # last: from now on git looks at both
         yield from tarred("collect.git/info/exclude", _excludes(snapshot))
         yield from tarred("update/shallow", _shallow(snapshot))
-        yield from tarred("update/changed", changed_names(snapshot, previous))
+        paths = changed(snapshot, previous)
+        yield from tarred("update/changed", paths.names)
+        yield from tarred("update/before", paths.before)
         yield tarfile.NUL * _TAR_END
 
 
