@@ -117,13 +117,13 @@ def settings_here(folder: Path, overrides: Mapping[str, Any]) -> config.Config:
     return config.load(_sources(top), overrides)
 
 
-def _sources(top: Path) -> list[tuple[str, str]]:
+def _sources(top: Path) -> list[config.Source]:
     """The user's own config, then the project's; a file that is not there says nothing."""
     found = []
-    for path in (user_config(), top / "vmsandbox.toml"):
+    for path, own in ((user_config(), True), (top / "vmsandbox.toml", False)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
-                found.append((str(path), path.read_text()))
+                found.append(config.Source(str(path), path.read_text(), own))
             except (UnicodeDecodeError, PermissionError, IsADirectoryError) as error:
                 raise HostProblem(
                     "config_unreadable", f"cannot read {path}: {error}", hint=f"look at {path}"

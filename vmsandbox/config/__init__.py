@@ -5,71 +5,19 @@ Later sources win: built-in defaults, the user's own config.toml, the project's 
 flags.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from vmsandbox.config.forms import DurationS as DurationS
+from vmsandbox.config.forms import SizeMib as SizeMib
+from vmsandbox.config.forms import Words as Words
+from vmsandbox.config.forms import parse_duration_s as parse_duration_s
+from vmsandbox.config.forms import parse_size_mib as parse_size_mib
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import Check, HttpCheck, Limits, Value
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_UNIT_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
-_DURATION = re.compile(
-    r"(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?", re.IGNORECASE
-)
-
-
-def parse_size_mib(value: object) -> int:
-    """Sizes as people write them, to MiB: ``2G``, ``512M``, ``1.5GiB``, or a bare number of MiB.
-
-    Raises ValueError.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("a size is a number of MiB or text such as 2G or 512M")
-    match = _SIZE.fullmatch(str(value).strip())
-    if not match:
-        raise ValueError(f"not a size: {value!r} (write 2G, 512M or a number of MiB)")
-    size = float(match[1]) * _UNIT_MIB[match[2].lower()]
-    if size < 1:
-        raise ValueError(f"smaller than 1 MiB: {value!r}")
-    return round(size)
-
-
-def parse_duration_s(value: object) -> float:
-    """Durations as people write them, to seconds: ``90``, ``90s``, ``5m``, ``1h30m``. Raises
-    ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("a duration is a number of seconds or text such as 90s, 5m or 1h30m")
-    text = str(value).strip()
-    try:
-        seconds = float(text)
-    except ValueError:
-        match = _DURATION.fullmatch(text)
-        if not match or not text:
-            raise ValueError(f"not a duration: {value!r} (write 90s, 5m or 1h30m)") from None
-        hours, minutes, rest = (float(part or 0) for part in match.groups())
-        seconds = hours * 3600 + minutes * 60 + rest
-    if not 0 < seconds < 10**8:
-        raise ValueError(f"not a duration above zero: {value!r}")
-    return seconds
-
-
-def parse_words(value: Any) -> Any:
-    """A command as a list of words, or as one line for the guest's shell. Raises ValueError."""
-    if isinstance(value, str) and value.strip():
-        return ("/bin/sh", "-c", value)
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("a command is a list of words, or one line of text")
-    return value
-
-
-SizeMib = Annotated[int, BeforeValidator(parse_size_mib)]
-DurationS = Annotated[float, BeforeValidator(parse_duration_s)]
-Words = Annotated[tuple[str, ...], BeforeValidator(parse_words), Field(min_length=1)]
-
 
 MOST_CHECKS = 100
 """Of one task: the end of what each said is kept with the result."""
@@ -178,15 +126,25 @@ class Config(Value):
         )
 
 
-def load(sources: Sequence[tuple[str, str]], overrides: Mapping[str, Any] | None = None) -> Config:
-    """Merge (file name, TOML text) pairs, then flags for ``[sandbox]``; None among the flags means
-    not given.
+class Source(NamedTuple):
+    """A file of settings. One that comes with a repository is not the user's own word: it may
+    narrow what a guest may do and name what the user has set up, and no more."""
+
+    name: str
+    text: str
+    own: bool = True
+
+
+def load(
+    sources: Sequence[Source | tuple[str, str]], overrides: Mapping[str, Any] | None = None
+) -> Config:
+    """Merge sources, then flags for ``[sandbox]``; None among the flags means not given.
 
     Raises UsageProblem ``config_invalid`` that lists every problem of every source.
     """
     merged: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
-    for name, text in sources:
+    for name, text, _own in (Source(*source) for source in sources):
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
