@@ -5,6 +5,9 @@ one of these. Foreign exceptions are translated into these once, in the module t
 thing.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class VmsandboxError(Exception):
     """What failed, on what; how to go on; where to look.
@@ -23,6 +26,11 @@ class VmsandboxError(Exception):
         self.message = message
         self.hint = hint
         self.evidence = evidence
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What programs may want to go through one by one; JSON-ready, empty for most."""
+        return {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.code, self.message, self.hint, self.evidence))

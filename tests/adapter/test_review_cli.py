@@ -1,6 +1,7 @@
 """The verbs review, approve, apply and drop as a person or a program calls them."""
 
 import json
+import pickle
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.adapter.crafted import BASE, RESULT, Case, Files
 from tests.repositories import fingerprint
 from tests.sandboxes import PROGRAM
 from vmsandbox.cli import review as verbs
+from vmsandbox.cli.output import Output
 from vmsandbox.errors import VmsandboxError
 from vmsandbox.model import (
     AgentCommit,
@@ -198,12 +200,16 @@ def test_all_goes_beyond_what_is_approved_and_is_refused(case: Case) -> None:
     assert len(data("apply", ID)["written"]) == 3
 
 
-def test_a_conflict_names_every_path(case: Case) -> None:
+def test_a_conflict_names_every_path(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     (case.target / "README").write_text("mine\n")
     error = refusal("apply", ID, "--yes")
     assert error.code == "apply_conflict"
     assert error.exit_code == 1
     assert "README: edited" in error.message
+    (conflict,) = pickle.loads(pickle.dumps(error)).conflicts
+    Output(as_json=True).error(error)
+    told = json.loads(capsys.readouterr().out)["error"]["data"]["conflicts"]
+    assert told == [{"path": "README", "kind": "content", "what": conflict.what}]
 
 
 def test_drop_and_then_nothing_more(case: Case) -> None:

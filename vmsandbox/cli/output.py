@@ -72,12 +72,13 @@ class Output:
     def error(self, error: VmsandboxError) -> None:
         """Tell what failed, the hint and the evidence; the same as an object with --json."""
         if self.as_json:
-            body = {
+            body: dict[str, Any] = {
                 "code": error.code,
                 "message": error.message,
                 "hint": error.hint,
                 "evidence": error.evidence,
             }
+            body |= {"data": error.data} if error.data else {}
             self._object({"schema": SCHEMA, "error": body, "meta": {}})
         lines = [f"error: {error.message} [{error.code}]"]
         lines += [f"hint: {error.hint}"] if error.hint else []

@@ -5,9 +5,10 @@ the same batch again: what was written counts as done, the rest follows.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vmsandbox import hostile
 from vmsandbox.errors import NegativeAnswer, ReviewRefused
@@ -84,6 +85,14 @@ class ApplyConflict(NegativeAnswer):
             evidence=str(target),
         )
         self.conflicts = tuple(conflicts)
+        self._target = target
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        return {"conflicts": [conflict.model_dump(mode="json") for conflict in self.conflicts]}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ApplyConflict, (self.conflicts, self._target))
 
 
 def apply(
