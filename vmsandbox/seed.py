@@ -181,6 +181,7 @@ def _hosts(spec: SeedSpec) -> str:
     return (
         f"127.0.0.1\tlocalhost\n127.0.1.1\t{spec.hostname}\n"
         "::1\tlocalhost ip6-localhost ip6-loopback\n"
+        "127.0.0.1\tgateway.vmsandbox ask.vmsandbox\n"
     )
 
 

@@ -9,6 +9,7 @@ from vmsandbox.deadline import Deadline
 from vmsandbox.guest.capture import CAPTURE_BYTES, Capture
 from vmsandbox.guest.channel import Completed, Stream
 from vmsandbox.guest.connection import Interrupted
+from vmsandbox.guest.incoming import Forward, GuestStream
 from vmsandbox.guest.openssh import known_hosts_line, ssh_argv, ssh_config
 from vmsandbox.guest.ready import Requirement, wait_ready
 from vmsandbox.guest.session import Guest, check_task
@@ -20,7 +21,9 @@ __all__ = [
     "Capture",
     "Completed",
     "Deadline",
+    "Forward",
     "Guest",
+    "GuestStream",
     "Interrupted",
     "Requirement",
     "Stream",

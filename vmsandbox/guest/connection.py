@@ -14,7 +14,7 @@ import hmac
 import io
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, VmsandboxError
@@ -49,7 +49,7 @@ class Connection:
     """At most one live SSH transport to one guest, for one user.
 
     `key` is a private Ed25519 key in OpenSSH's form, `host_key` the public line of the only host
-    key that is accepted.
+    key that is accepted. `opened` is told of each transport that was made, and must not wait.
     """
 
     def __init__(self, endpoint: Endpoint, *, key: str, host_key: str, user: str) -> None:
@@ -62,6 +62,7 @@ class Connection:
         self._opening: paramiko.Transport | None = None
         self._knocker = Knocker(endpoint)
         self._interrupted = False
+        self.opened: Callable[[paramiko.Transport], None] = lambda transport: None
 
     def close(self) -> None:
         """Close the connection, and with it every channel. It may be made again.
@@ -98,6 +99,7 @@ class Connection:
             self.check_interrupted()
             if self._live() is None:
                 self._transport = self._open(deadline)
+                self.opened(self._transport)
 
     def check(self) -> paramiko.Transport:
         """The live transport; GuestProblem ``connection_lost`` if there is none."""

@@ -25,6 +25,7 @@ from vmsandbox.guest.channel import (
 )
 from vmsandbox.guest.connection import Connection
 from vmsandbox.guest.following import TaskRun
+from vmsandbox.guest.incoming import Forward, GuestStream
 from vmsandbox.guest.ready import Requirement, wait_ready
 from vmsandbox.guest.ssh import paramiko
 from vmsandbox.guest.task import TaskSpec
@@ -108,6 +109,17 @@ class Guest:
 
         domain = Requirement("its domain", "vmsandbox status", check)
         wait_ready([domain, self.answers()], deadline)
+
+    # --- the other way round ---
+
+    def forward(self, port: int, accept: Callable[[GuestStream], None]) -> Forward:
+        """Let `port` on the guest's loopback lead to `accept`, now and whenever the connection is
+        made again; one such port per guest. See :class:`Forward`."""
+        forward = Forward(port, accept)
+        self._connection.opened = forward.renew
+        with contextlib.suppress(GuestProblem):
+            forward.renew(self._connection.check())
+        return forward
 
     # --- commands ---
 

@@ -47,6 +47,7 @@ from vmsandbox.sandbox.listening import Listener
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
+from vmsandbox.sandbox.services import services_of
 from vmsandbox.store import SandboxFolder
 
 _FLUSH_S = 5.0
@@ -69,6 +70,7 @@ class Manager:
         self.rooms = rooms
         self.folder = folder
         self.listener = listener
+        self.services = services_of(rooms, folder)
         self._guest: Guest | None = None
         self._rebooted = False
         self._looks = 0
@@ -92,6 +94,7 @@ class Manager:
             manager = cls(rooms, folder, listener)
             with (
                 contextlib.closing(manager),
+                contextlib.closing(manager.services),
                 attending(folder, manager._heed, manager._look),
             ):
                 yield manager
@@ -243,6 +246,7 @@ class Manager:
             self._become(SandboxState.STARTING)
         with self._phase("boot"):
             guest = self._boot()
+        self.services.begin(guest)
         if "first_command" not in record.timings:
             self._timed("first_command", round(time.time() - self._called_at, 3))
         if self.folder.read_record().state is SandboxState.STARTING:
@@ -342,8 +346,10 @@ class Manager:
         if record.exec_result is not None:
             return
         self._check_ending()
+        self.services.await_ready()
         self._become(SandboxState.RUNNING)
-        with self._phase("run"), self._capture() as capture:
+        heard = Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
+        with self._phase("run"), heard as capture:
             console = LogTail(self.folder.console)
             console.read()  # what it said before is not about the task
             ended = self.guest.run_task(task_spec(record), capture, started=self._task_started)
@@ -354,9 +360,6 @@ class Manager:
         self._change(exec_result=ended)
         if ended.outcome is Outcome.CONNECTION_LOST:
             raise setbacks.guest_gone(record, ended.detail, self.folder.console)
-
-    def _capture(self) -> Capture:
-        return Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
 
     def collect(self) -> ChangeSet:
         """Bring the change set out and put it up for review.
