@@ -19,6 +19,7 @@ from vmsandbox.proof import Finding as Finding
 from vmsandbox.proof import HttpCheck as HttpCheck
 from vmsandbox.proof import Opinion as Opinion
 from vmsandbox.proof import Severity as Severity
+from vmsandbox.reach import Net
 from vmsandbox.states import Outcome as Outcome
 from vmsandbox.states import ResultState as ResultState
 from vmsandbox.states import SandboxState as SandboxState
@@ -365,6 +366,7 @@ class SandboxRecord(Value):
     libvirt_uri: str
     domain_uuid: str
     endpoint: Endpoint
+    net: Net = Field(default=Net(), description="what the guest may reach")
     keep: bool = False
     cold: bool = Field(default=False, description="boot from the image, use no template")
     template: str | None = Field(default=None, description="what the guest was cloned from")

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, SecretBytes, SecretStr, field_validator
 
 from vmsandbox.model import Value
+from vmsandbox.reach import ASK_HOST, GATEWAY_HOST
 
 SCRIPTS_FOLDER = "usr/lib/vmsandbox"
 AUTHORIZED_KEYS = "etc/ssh/vmsandbox_authorized_keys"
@@ -181,7 +182,7 @@ def _hosts(spec: SeedSpec) -> str:
     return (
         f"127.0.0.1\tlocalhost\n127.0.1.1\t{spec.hostname}\n"
         "::1\tlocalhost ip6-localhost ip6-loopback\n"
-        "127.0.0.1\tgateway.vmsandbox ask.vmsandbox\n"
+        f"127.0.0.1\t{GATEWAY_HOST} {ASK_HOST}\n"
     )
 
 

@@ -30,8 +30,7 @@ from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import Endpoint, Event, SandboxRecord
 
 SSH_PORT = 2222
-"""Every sandbox has a loopback address of its own, so all of them use the same port (above 1024:
-no privilege)."""
+"""The same for all, as each has a loopback address of its own; above 1024: no privilege."""
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 _V = TypeVar("_V", bound=BaseModel)
@@ -233,6 +232,8 @@ class SandboxFolder:
     result_record = _File("result.json")  # review.py alone
     result_lock = _File("result.lock")
     sync_lock = _File("sync.lock")
+    egress_log = _File("egress.jsonl")  # egress alone
+    egress_grants = _File("egress-grants.json")  # rules that the user added meanwhile
     opinions = _File("opinions.json")  # what other reviewers said of the result
     ledger = _File("ledger.json")  # an apply on its way
 
@@ -402,8 +403,7 @@ class Store:
         return id_
 
     def _free_endpoint(self, known: list[SandboxRecord]) -> Endpoint:
-        """A loopback address that no sandbox of ours has and on which nothing of anybody's
-        listens."""
+        """A loopback address that no sandbox of ours has and where nobody's anything listens."""
         used = {record.endpoint.address for record in known}
         for _ in range(4096):
             parts = [secrets.randbelow(254) + 1 for _ in range(3)]

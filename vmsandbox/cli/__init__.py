@@ -62,13 +62,14 @@ def _register() -> None:
         guest,
         image,
         life,
+        net,
         proof,
         review,
         review_many,
         run,
     )
 
-    for module in (run, batch, life, guest, review, review_many, proof, density, doctor):
+    for module in (run, batch, life, guest, net, review, review_many, proof, density, doctor):
         module.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from vmsandbox.cli import proof_text
 from vmsandbox.cli.life import size
+from vmsandbox.cli.net import summary_lines
 from vmsandbox.cli.proof_text import labelled as _line
 from vmsandbox.hostile import MEANING
 from vmsandbox.text import printable, quote_path
@@ -23,6 +24,7 @@ _LISTED = 200
 _COMMITS = 20
 _SUBJECT = 100
 _REPORTED = 40
+_TARGETS = 12
 _COLOURS = {"A": "green", "M": "yellow", "D": "red", "T": "magenta", "R": "cyan"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -190,6 +192,7 @@ def _tail(shown: "Review") -> Iterator[Text]:
     for number, said in enumerate(shown.report.splitlines()[:_REPORTED]):
         yield _line("" if number else "report", said)
     yield from proof_text.lines(shown)
+    yield from _egress(shown)
     for number, conflict in enumerate(shown.conflicts):
         label = "" if number else "conflicts"
         yield _line(label, f"{quote_path(conflict.path)}: {conflict.what}", "red")
@@ -199,6 +202,13 @@ def _tail(shown: "Review") -> Iterator[Text]:
         yield _line("" if number else "evidence", f"{name:<10} {path}")
     for number, command in enumerate(shown.next):
         yield _line("" if number else "next", command)
+
+
+def _egress(shown: "Review") -> Iterator[Text]:
+    if shown.egress is not None:
+        first, *rest = summary_lines(shown.egress, _TARGETS)
+        yield _line("egress", f"{shown.net}: {first}")
+        yield from (_line("", line.strip()) for line in rest)
 
 
 def diff(difference: bytes, most: int) -> Text:

@@ -50,6 +50,19 @@ Include = Annotated[
 History = Annotated[
     str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
 ]
+NetFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--net",
+        metavar="none|allow|public",
+        help="What the guest may reach: nothing, what rules allow, or all that is public."
+        " [default: none]",
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RULE", help="Let it reach pypi.org, *.github.com:443, @npm. Repeatable."),
+]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the guest running.")]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
@@ -128,6 +141,8 @@ def run(
     plan: Plan = False,
     brief: BriefFile = None,
     verify: Verify = None,
+    net: NetFlag = None,
+    allow: Allow = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""
@@ -144,6 +159,7 @@ def run(
         cold=cold,
         brief=read_brief(brief) if brief else None,
         verify=tuple(Check(command=("/bin/sh", "-c", line)) for line in verify or ()),
+        net={"mode": net, "allow": tuple(allow or ())},
         overrides={
             "image": image,
             "cpus": cpus,

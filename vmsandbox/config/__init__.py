@@ -16,6 +16,8 @@ from vmsandbox.config.forms import SizeMib as SizeMib
 from vmsandbox.config.forms import Words as Words
 from vmsandbox.config.forms import parse_duration_s as parse_duration_s
 from vmsandbox.config.forms import parse_size_mib as parse_size_mib
+from vmsandbox.config.net import NetSection, not_its_own
+from vmsandbox.config.net import net_of as net_of
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import Check, HttpCheck, Limits, Value
 
@@ -107,6 +109,7 @@ class Config(Value):
     result: ResultSection = ResultSection()
     verify: VerifySection = VerifySection()
     agents: dict[str, AgentSection] = Field(default_factory=dict)
+    net: NetSection = Field(default=NetSection(), description="as written; see net_of")
 
     def checks(self) -> tuple[Check, ...]:
         """What proves a result unless a task says otherwise."""
@@ -136,26 +139,30 @@ class Source(NamedTuple):
 
 
 def load(
-    sources: Sequence[Source | tuple[str, str]], overrides: Mapping[str, Any] | None = None
+    sources: Sequence[Source | tuple[str, str]],
+    overrides: Mapping[str, Any] | None = None,
+    net_flags: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Merge sources, then flags for ``[sandbox]``; None among the flags means not given.
+    """Merge sources, then flags for ``[sandbox]``; None among the flags means not given. Those for
+    ``[net]`` are only checked: :func:`net_of` makes sense of them.
 
     Raises UsageProblem ``config_invalid`` that lists every problem of every source.
     """
     merged: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
-    for name, text, _own in (Source(*source) for source in sources):
+    for name, text, own in (Source(*source) for source in sources):
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             problems.append(f"{name}: {error}")
             continue
         problems.extend(_problems(name, document))
+        problems.extend(f"{name}: {wrong}" for wrong in not_its_own(document) if not own)
         for table, values in document.items():
             if isinstance(values, dict):
                 merged.setdefault(table, {}).update(values)
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
-    problems.extend(_problems("command line", {"sandbox": flags}))
+    problems.extend(_problems("command line", {"sandbox": flags, "net": net_flags or {}}))
     if problems:
         raise UsageProblem(
             "config_invalid",

@@ -5,6 +5,6 @@ Knows no rule, no upstream and no SSH: streams come in, handlers decide. What ar
 """
 
 from vmsandbox.outlet.exchange import Exchange, Handler, Head, Headers, Stream
-from vmsandbox.outlet.server import PORT, Outlet
+from vmsandbox.outlet.server import Outlet
 
-__all__ = ["PORT", "Exchange", "Handler", "Head", "Headers", "Outlet", "Stream"]
+__all__ = ["Exchange", "Handler", "Head", "Headers", "Outlet", "Stream"]

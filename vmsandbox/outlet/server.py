@@ -12,9 +12,6 @@ import h11
 
 from vmsandbox.outlet.exchange import Exchange, Handler, Head, Stream, next_event
 
-PORT = 3128
-"""On the guest's loopback, where proxies are by custom."""
-
 CONNECTIONS_MOST = 128
 _HEAD_MOST_BYTES = 64 * 1024
 _HEAD_S = 120.0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vmsandbox.egress import Summary, summary_of
 from vmsandbox.errors import NegativeAnswer, UsageProblem
 from vmsandbox.model import (
     Brief,
@@ -21,6 +22,7 @@ from vmsandbox.model import (
     SandboxRecord,
     Value,
 )
+from vmsandbox.reach import NetMode
 from vmsandbox.review.applying import conflicts
 from vmsandbox.review.checks import unproven
 from vmsandbox.review.decisions import short, stale
@@ -55,6 +57,8 @@ class Review(Value):
     unproven: tuple[str, ...] = Field(default=(), description="checks that did not pass, by name")
     opinions: tuple[Opinion, ...] = Field(default=(), description="of reviewers in other guests")
     disagreements: tuple[str, ...] = ()
+    net: NetMode = NetMode.NONE
+    egress: Summary | None = Field(default=None, description="None: it had no way out")
     evidence: dict[str, Path]
     next: tuple[str, ...] = ()
 
@@ -106,6 +110,8 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
         unproven=failed,
         opinions=others,
         disagreements=disagreements(record.outcome, result, others),
+        net=record.net.mode,
+        egress=summary_of(folder.egress_log) if record.net.mode is not NetMode.NONE else None,
         evidence=_evidence(folder),
         next=_next(record, result, change_set, live, proven=not failed),
     )

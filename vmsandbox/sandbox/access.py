@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vmsandbox import reach
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.guest import Guest, Terminal, ssh_config
 from vmsandbox.guest import ssh_argv as openssh_argv
@@ -91,7 +92,8 @@ def exec_command(
     Returns its exit code. Starts in the worktree's folder.
     """
     record = running_record(rooms, folder)
-    variables = {**user_environment(user), **record.task.env, **env}
+    told = reach.environment(record.net)
+    variables = {**user_environment(user), **told, **record.task.env, **env}
     argv = [
         *(as_user(user, user) if user != "root" else ()),
         "/usr/bin/env",

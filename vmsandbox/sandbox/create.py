@@ -26,6 +26,7 @@ from vmsandbox.model import (
     Task,
     Value,
 )
+from vmsandbox.reach import Net
 from vmsandbox.sandbox.plan import plan_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder, user_config
@@ -47,6 +48,9 @@ class Request(Value):
     brief: Brief | None = None
     verify: tuple[Check, ...] = Field(default=(), description="else what the project says")
     batch: BatchMark | None = None
+    net: Mapping[str, Any] = Field(
+        default_factory=dict, description="flags of the ``[net]`` table: mode, allow"
+    )
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
 
@@ -58,6 +62,7 @@ class _Prepared(Value):
     keep: bool
     cold: bool
     batch: BatchMark | None
+    net: Net
 
 
 def propose(rooms: Rooms, request: Request) -> LaunchPlan:
@@ -86,7 +91,8 @@ def create_sandbox(rooms: Rooms, request: Request) -> SandboxFolder:
 
 def _prepare(rooms: Rooms, request: Request) -> _Prepared:
     found = worktree.locate(request.worktree)
-    settings = config.load(_sources(found.top), request.overrides)
+    sources = _sources(found.top)
+    settings = config.load(sources, request.overrides, request.net)
     worktree.check_sendable(found, settings.sandbox.include)
     image = rooms.images.resolve(settings.sandbox.image)
     _check_free_space(rooms.store.path)
@@ -106,6 +112,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         keep=request.keep,
         cold=request.cold,
         batch=request.batch,
+        net=config.net_of(sources, request.net),
     )
 
 
@@ -158,6 +165,7 @@ def _record(
         keep=prepared.keep,
         cold=prepared.cold,
         batch=prepared.batch,
+        net=prepared.net,
     )
 
 

@@ -1,22 +1,24 @@
 """Owns which ways out one sandbox has: the handlers behind its outlet, and that the guest knows of
 them.
 
-Without any way out nothing is opened and the guest is told nothing.
+Without any way out nothing is opened, the guest is told nothing, and nothing of it is read into
+memory here.
 """
 
 import contextlib
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.guest import Forward, Guest
 from vmsandbox.model import SandboxRecord
-from vmsandbox.outlet import PORT, Exchange, Handler, Outlet
+from vmsandbox.reach import NO_PROXY, OUTLET_PORT, NetMode
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder
 
-GATEWAY_HOST, ASK_HOST = "gateway.vmsandbox", "ask.vmsandbox"
-"""Names of the guest's own loopback, where the outlet is."""
+if TYPE_CHECKING:
+    from vmsandbox.outlet import Exchange, Handler
 
 _OPEN_S = 60.0
 _SET_UP = "/usr/lib/vmsandbox/outlet"
@@ -24,15 +26,9 @@ _SET_UP = "/usr/lib/vmsandbox/outlet"
 
 def local_handlers(
     rooms: Rooms, folder: SandboxFolder, record: SandboxRecord
-) -> Mapping[str, Handler]:
+) -> "Mapping[str, Handler]":
     """What of the host itself the guest may speak to, by the name it has in the guest."""
     return {}
-
-
-def _shut(exchange: Exchange) -> None:
-    exchange.refuse(
-        403, "egress_none", "this sandbox has no egress", hint="on the host: run --net allow"
-    )
 
 
 class Doors:
@@ -48,17 +44,46 @@ class Doors:
     def begin(self, guest: Guest) -> None:
         record = self._folder.read_record()
         local = local_handlers(self._rooms, self._folder, record)
-        if not local:
+        reaches_out = record.net.mode is not NetMode.NONE
+        if not (local or reaches_out):
             return
-        outlet = Outlet(_shut, local)
+        from vmsandbox.outlet import Outlet
+
+        outlet = Outlet(self._egress(record) if reaches_out else _shut, local)
         self._lifetime.callback(outlet.close)
-        self._forward = guest.forward(PORT, outlet.accept)
+        self._forward = guest.forward(OUTLET_PORT, outlet.accept)
         self._lifetime.callback(self._forward.end)
+        if reaches_out:
+            aside = ThreadPoolExecutor(1, "outlet-set-up")
+            self._set_up = aside.submit(_tell, guest)
+            aside.shutdown(wait=False)
 
     def await_ready(self) -> None:
+        """Raises GuestProblem ``outlet_refused``."""
+        if self._set_up:
+            self._set_up.result()
         if self._forward:
             self._forward.await_open(Deadline(_OPEN_S))
 
     def close(self) -> None:
         self._lifetime.close()
         self._forward = self._set_up = None
+
+    def _egress(self, record: SandboxRecord) -> "Handler":
+        from vmsandbox.egress.journal import Journal
+        from vmsandbox.egress.proxy import Egress
+
+        journal = Journal(self._folder.egress_log)
+        egress = Egress(record.net, journal, self._folder.egress_grants, record.name)
+        self._lifetime.callback(egress.close)
+        return egress
+
+
+def _tell(guest: Guest) -> None:
+    """Let everything in the guest that knows proxies know of this one."""
+    guest.run([_SET_UP, str(OUTLET_PORT), NO_PROXY], timeout_s=_OPEN_S)
+
+
+def _shut(exchange: "Exchange") -> None:
+    hint = "on the host: vmsandbox run --net allow"
+    exchange.refuse(403, "net_none", "this sandbox has no egress", hint)

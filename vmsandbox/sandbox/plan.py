@@ -4,6 +4,7 @@ guest."""
 import uuid
 from pathlib import Path
 
+from vmsandbox import reach
 from vmsandbox.domain import DomainSpec, Layer, domain_xml
 from vmsandbox.errors import UsageProblem
 from vmsandbox.guest import TaskSpec, check_task
@@ -109,6 +110,7 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
         command=record.task.command,
         folder=record.task.worktree,
         env={
+            **reach.environment(record.net),
             **record.task.env,
             **briefing.environment(record),
             "VMSANDBOX_ID": record.id,
