@@ -26,6 +26,7 @@ from vmsandbox.guest.channel import (
 from vmsandbox.guest.connection import Connection
 from vmsandbox.guest.following import TaskRun
 from vmsandbox.guest.incoming import Forward, GuestStream
+from vmsandbox.guest.outgoing import open_stream
 from vmsandbox.guest.ready import Requirement, wait_ready
 from vmsandbox.guest.ssh import paramiko
 from vmsandbox.guest.task import TaskSpec
@@ -121,6 +122,19 @@ class Guest:
             forward.renew(self._connection.check())
         return forward
 
+    # --- to servers in the guest ---
+
+    def dial(self, address: str, port: int, *, timeout_s: float = _OPEN_S) -> GuestStream:
+        """Connect to a server in the guest, be it on loopback alone; over a connection that is made
+        (again) if there is none. Raises GuestProblem ``guest_port_refused``, ``connection_lost``.
+        """
+        deadline = Deadline(timeout_s)
+        try:
+            self._connection.check()
+        except GuestProblem:
+            self.connect(deadline)
+        return open_stream(self._connection, address, port, deadline)
+
     # --- commands ---
 
     def run(
@@ -165,6 +179,13 @@ class Guest:
         with self._command(argv, timeout_s) as command:
             command.feed([stdin] if stdin else [])
             yield io.BufferedReader(RemoteOutput(command), 256 * 1024)
+
+    @contextlib.contextmanager
+    def follow(self, argv: Sequence[str]) -> Iterator[BinaryIO]:
+        """The stdout of a command that tells something for as long as we listen: its stdin ends
+        when we leave or are killed."""
+        with self._command(argv, None) as command:
+            yield io.BufferedReader(RemoteOutput(command), 64 * 1024)
 
     def interactive(
         self, argv: Sequence[str], terminal: Terminal, *, folder: str | None = None
