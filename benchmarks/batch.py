@@ -21,10 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, options
 from vmsandbox.deadline import Deadline
 from vmsandbox.density.figures import MIB, reserve_bytes
-from vmsandbox.sandbox import Rooms
 from vmsandbox.store import SandboxFolder, state_root
 
 _SAMPLE_S = 0.1
@@ -109,18 +108,9 @@ def measure(asked: argparse.Namespace, series: Series) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.0, help="that each task sleeps")
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(arguments)
-    with Rooms.open() as rooms:
-        facts = conditions(rooms, asked.image)
-    series = Series("batch", facts | {"tasks": asked.tasks, "jobs": asked.jobs}, asked.out)
+    """`seconds` is how long each task sleeps."""
+    asked = options(__doc__, tasks=8, jobs=2, seconds=0.0).parse_args(arguments)
+    series = Series.of("batch", asked, "tasks", "jobs", "seconds")
     measure(asked, series)
     series.summary()
 

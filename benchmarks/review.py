@@ -9,14 +9,13 @@ rest. ``--collect`` boots a guest for each size; CPU seconds are those of QEMU a
 Emits data, asserts nothing.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
 from benchmarks.sync import make_tree
 from tests.guestless import Guestless
 from tests.repositories import Repository
@@ -166,15 +165,9 @@ def _cpu_s(pid: int | None) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=30)
+    parser = options(__doc__, rounds=30, collections=7)
     parser.add_argument("--collect", action="store_true", help="with guests, and only that")
-    parser.add_argument("--collections", type=int, default=7, help="of each size")
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 20_000])
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args(arguments)
     with Rooms.open() as rooms, tempfile.TemporaryDirectory(prefix="vms-review-") as scratch:
         facts = conditions(rooms, asked.image)

@@ -1,9 +1,11 @@
-"""Owns how benchmarks report: conditions first, one JSON line per figure, medians at the end.
+"""Owns how benchmarks are asked and report: conditions first, one JSON line per figure, medians at
+the end.
 
 Knows no benchmark. Figures taken without KVM say so in their conditions and are never mixed with
 others.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -35,6 +37,17 @@ def conditions(rooms: Rooms, image: str) -> dict[str, Any]:
     }
 
 
+def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
+    """What every benchmark may be asked: the image, a file for the figures, and these `numbers`, an
+    option of its name for each with this default."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--image", default="debian-12")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
 class Series:
     """Collects figures by (subject, figure) and prints each as a JSON line."""
 
@@ -43,6 +56,13 @@ class Series:
         self._values: dict[tuple[str, str], list[float]] = {}
         self._file = out.open("w") if out else sys.stdout
         self._line({"benchmark": name, "conditions": facts, "at": time.strftime("%F %T")})
+
+    @classmethod
+    def of(cls, name: str, asked: argparse.Namespace, *facts: str) -> "Series":
+        """A series on this host, with these of the options among its conditions."""
+        with Rooms.open() as rooms:
+            found = conditions(rooms, asked.image)
+        return cls(name, found | {fact: getattr(asked, fact) for fact in facts}, asked.out)
 
     def add(self, subject: str, figure: str, value: float) -> None:
         """One measured value; the figure's name holds its unit."""

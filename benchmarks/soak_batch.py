@@ -9,7 +9,6 @@ without a whole result), ``doubled`` (sandboxes more than tasks), ``left`` (what
 `cleanup` leave). Emits data, asserts nothing.
 """
 
-import argparse
 import json
 import random
 import subprocess
@@ -18,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.batch import borrowed_state, started, task_file
-from benchmarks.series import Series, conditions
-from vmsandbox.sandbox import Rooms
+from benchmarks.series import Series, options
 
 WORK = 'echo begun >> "$0"; sync; sleep 2; echo done >> "$0"'
 NAMES = ("one", "two", "three", "four")
@@ -69,17 +67,8 @@ def judged(home: Path) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(arguments)
-    with Rooms.open() as rooms:
-        facts = conditions(rooms, asked.image) | {"seed": asked.seed}
-    series = Series("soak_batch", facts, asked.out)
+    asked = options(__doc__, rounds=20, seed=int(time.time())).parse_args(arguments)
+    series = Series.of("soak_batch", asked, "seed")
     chance = random.Random(asked.seed)
     try:
         for _ in range(asked.rounds):

@@ -12,7 +12,6 @@ that ought to name a problem and named none). Emits data, asserts nothing; it en
 round or with Ctrl-C.
 """
 
-import argparse
 import json
 import math
 import os
@@ -26,10 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, options
 from vmsandbox.deadline import Deadline
 from vmsandbox.hypervisor import processes
-from vmsandbox.sandbox import Rooms
 from vmsandbox.store import SandboxFolder, state_root
 
 TASK = (
@@ -163,17 +161,8 @@ def soak(rounds: int, seed: int, series: Series) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(arguments)
-    with Rooms.open() as rooms:
-        facts = conditions(rooms, asked.image) | {"seed": asked.seed}
-    series = Series("soak_crashes", facts, asked.out)
+    asked = options(__doc__, rounds=20, seed=int(time.time())).parse_args(arguments)
+    series = Series.of("soak_crashes", asked, "seed")
     try:
         soak(asked.rounds, asked.seed, series)
     finally:
