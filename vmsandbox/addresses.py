@@ -5,9 +5,9 @@ Pure: who has an address, and whether something listens there, is asked of other
 
 import ipaddress
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from vmsandbox.errors import UsageProblem
+from vmsandbox.errors import HostProblem, UsageProblem
 
 VARIABLE = "VMSANDBOX_ADDRESSES"
 DEFAULT = "127.0.0.0/8"
@@ -30,9 +30,20 @@ class Pool:
         if not self.network.subnet_of(_LOOPBACK):
             raise _invalid(f"{text} lies outside {_LOOPBACK}: only loopback is ever bound")
 
-    def candidates(self, used: Collection[str]) -> Iterator[str]:
-        """Addresses of the pool that are not `used`, in random order: all of a small pool, some
-        thousands of a large one."""
+    def choose(self, used: Collection[str], free: Callable[[str], bool]) -> str:
+        """An address that is not `used` and that is `free`. Raises HostProblem
+        ``addresses_used_up``."""
+        for address in self._candidates():
+            if address not in used and free(address):
+                return address
+        raise HostProblem(
+            "addresses_used_up",
+            f"no address of {self.network} is free for another sandbox",
+            hint=f"vmsandbox cleanup    (or a larger pool: {VARIABLE}={DEFAULT})",
+        )
+
+    def _candidates(self) -> Iterator[str]:
+        """In random order: all of a small pool, some thousands of a large one."""
         size = self.network.num_addresses
         chosen = random.SystemRandom()
         numbers = (
@@ -42,12 +53,9 @@ class Pool:
         )
         for number in numbers:
             address = self.network[number]
-            if self._usable(address) and str(address) not in used:
+            # What programs take for a network or a broadcast is left alone.
+            if address not in _OF_THE_SYSTEM and address.packed[-1] not in (0, 255):
                 yield str(address)
-
-    def _usable(self, address: ipaddress.IPv4Address) -> bool:
-        """What programs take for a network or a broadcast is left alone."""
-        return address not in _OF_THE_SYSTEM and address.packed[-1] not in (0, 255)
 
 
 def _invalid(why: str) -> UsageProblem:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from vmsandbox.forwards import PortMapping as PortMapping
 from vmsandbox.proof import Check as Check
 from vmsandbox.proof import CheckResult as CheckResult
 from vmsandbox.proof import CheckRun as CheckRun
@@ -367,6 +368,10 @@ class SandboxRecord(Value):
     domain_uuid: str
     endpoint: Endpoint
     net: Net = Field(default=Net(), description="what the guest may reach")
+    publish: tuple[PortMapping, ...] = Field(
+        default=(), description="ports that lead to the guest's whether or not one listens there"
+    )
+    publishes: bool = Field(default=True, description="what listens in the guest is published")
     keep: bool = False
     cold: bool = Field(default=False, description="boot from the image, use no template")
     template: str | None = Field(default=None, description="what the guest was cloned from")

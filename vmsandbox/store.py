@@ -25,6 +25,7 @@ from typing import TypeVar
 import platformdirs
 from pydantic import BaseModel, ValidationError
 
+from vmsandbox.addresses import VARIABLE, Pool
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import Endpoint, Event, SandboxRecord
@@ -232,6 +233,8 @@ class SandboxFolder:
     result_record = _File("result.json")  # review.py alone
     result_lock = _File("result.lock")
     sync_lock = _File("sync.lock")
+    ports = _File("ports.json")  # what is published, or was when somebody last did
+    ports_lock = _File("ports.lock")  # held by who publishes
     egress_log = _File("egress.jsonl")  # egress alone
     egress_grants = _File("egress-grants.json")  # rules that the user added meanwhile
     opinions = _File("opinions.json")  # what other reviewers said of the result
@@ -405,14 +408,8 @@ class Store:
     def _free_endpoint(self, known: list[SandboxRecord]) -> Endpoint:
         """A loopback address that no sandbox of ours has and where nobody's anything listens."""
         used = {record.endpoint.address for record in known}
-        for _ in range(4096):
-            parts = [secrets.randbelow(254) + 1 for _ in range(3)]
-            address = "127." + ".".join(map(str, parts))
-            if address not in used and parts[0] != 0 and _can_listen(address):
-                return Endpoint(address=address, port=SSH_PORT)
-        raise HostProblem(
-            "addresses_used_up", "no free loopback address found", hint="vmsandbox cleanup"
-        )
+        address = Pool(os.environ.get(VARIABLE)).choose(used, can_listen)
+        return Endpoint(address=address, port=SSH_PORT)
 
     def resolve(self, selector: str) -> SandboxFolder:
         """Find a sandbox by id, name, unique prefix of an id, or ``last``.
@@ -489,8 +486,10 @@ def _out_of_sight(path: Path) -> Path:
         ) from error
 
 
-def _can_listen(address: str) -> bool:
+def can_listen(address: str) -> bool:
+    """Whether a guest's SSH port is free there; asks without a word to a guest."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, SSH_PORT))
         except OSError:

@@ -63,6 +63,7 @@ def _register() -> None:
         image,
         life,
         net,
+        ports,
         proof,
         review,
         review_many,
@@ -71,6 +72,7 @@ def _register() -> None:
 
     for module in (run, batch, life, guest, net, review, review_many, proof, density, doctor):
         module.register(app)
+    ports.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")
 

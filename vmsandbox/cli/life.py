@@ -109,12 +109,16 @@ def _status_table(found: "list[Status]") -> "Table":
     forked = any(one.forked_from for one in found)
     if forked:
         table.add_column("forked from", no_wrap=True)
+    reached = any(one.url for one in found)
+    if reached:
+        table.add_column("first port", no_wrap=True)
     says = any(one.agent_status for one in found)
     if says:
         table.add_column("agent says", overflow="fold", min_width=12)
     for one in found:
         origin = one.forked_from.name if one.forked_from else ""
-        more = ([origin] if forked else []) + ([one.agent_status] if says else [])
+        url = [one.url] if reached else []
+        more = ([origin] if forked else []) + url + ([one.agent_status] if says else [])
         table.add_row(*_status_row(one), *more)
     return table
 

@@ -14,6 +14,7 @@ from vmsandbox.errors import UsageProblem
 from vmsandbox.text import printable
 
 if TYPE_CHECKING:
+    from vmsandbox.model import LaunchPlan
     from vmsandbox.sandbox import Report, Rooms
     from vmsandbox.store import SandboxFolder
 
@@ -82,6 +83,14 @@ Verify = Annotated[
     typer.Option(metavar="LINE", help="What proves the result: a line for the shell. Repeatable."),
 ]
 
+Publish = Annotated[
+    list[str] | None,
+    typer.Option("--publish", "-p", metavar="HOST:GUEST", help="A port of 127.0.0.1. Repeatable."),
+]
+NoPublish = Annotated[
+    bool, typer.Option("--no-publish", help="Publish no port that is not asked for.")
+]
+
 RUN_HELP = """\
 Run a command on a worktree in a virtual machine of its own, and bring back its changes.
 
@@ -141,6 +150,8 @@ def run(
     plan: Plan = False,
     brief: BriefFile = None,
     verify: Verify = None,
+    publish: Publish = None,
+    no_publish: NoPublish = False,
     net: NetFlag = None,
     allow: Allow = None,
     as_json: JsonFlag = False,
@@ -159,6 +170,7 @@ def run(
         cold=cold,
         brief=read_brief(brief) if brief else None,
         verify=tuple(Check(command=("/bin/sh", "-c", line)) for line in verify or ()),
+        **_published(publish or [], no_publish=no_publish),
         net={"mode": net, "allow": tuple(allow or ())},
         overrides={
             "image": image,
@@ -172,9 +184,7 @@ def run(
     )
     with Rooms.open(note=out.note) as rooms:
         if plan:
-            proposal = propose(rooms, request)
-            data = proposal.model_dump(mode="json")
-            out.result(data, "\n".join([*proposal.steps, "", proposal.domain_xml]))
+            _show_plan(out, propose(rooms, request))
             return
         folder = create_sandbox(rooms, request)
         if detach:
@@ -254,6 +264,21 @@ def environment(pairs: list[str]) -> dict[str, str]:
         elif key in os.environ:
             values[key] = os.environ[key]
     return values
+
+
+def _published(publish: list[str], *, no_publish: bool) -> dict[str, Any]:
+    """What a request says about ports."""
+    from vmsandbox.forwards import parse_mapping
+
+    try:
+        asked = tuple(parse_mapping(text) for text in publish)
+    except ValueError as error:
+        raise UsageProblem("publish_invalid", str(error), hint="--publish 8080:3000") from error
+    return {"publish": asked, "publishes": False if no_publish else None}
+
+
+def _show_plan(out: Output, plan: "LaunchPlan") -> None:
+    out.result(plan.model_dump(mode="json"), "\n".join([*plan.steps, "", plan.domain_xml]))
 
 
 def _detach(out: Output, folder: "SandboxFolder") -> None:

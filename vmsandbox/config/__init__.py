@@ -18,6 +18,7 @@ from vmsandbox.config.forms import parse_duration_s as parse_duration_s
 from vmsandbox.config.forms import parse_size_mib as parse_size_mib
 from vmsandbox.config.net import NetSection, not_its_own
 from vmsandbox.config.net import net_of as net_of
+from vmsandbox.config.ports import PortsSection
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import Check, HttpCheck, Limits, Value
 
@@ -110,6 +111,7 @@ class Config(Value):
     verify: VerifySection = VerifySection()
     agents: dict[str, AgentSection] = Field(default_factory=dict)
     net: NetSection = Field(default=NetSection(), description="as written; see net_of")
+    ports: PortsSection = PortsSection()
 
     def checks(self) -> tuple[Check, ...]:
         """What proves a result unless a task says otherwise."""

@@ -24,6 +24,7 @@ from vmsandbox.sandbox.freezing import Warmed, warm
 from vmsandbox.sandbox.life import Manager, keep_guest
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
 from vmsandbox.sandbox.proving import inspect_sandbox, review_by, verify_sandbox
+from vmsandbox.sandbox.publishing import published_ports
 from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.status import Status, observe, observe_all
@@ -56,6 +57,7 @@ __all__ = [
     "observe",
     "observe_all",
     "propose",
+    "published_ports",
     "read_brief",
     "remove_image",
     "review_by",

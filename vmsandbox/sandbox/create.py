@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from vmsandbox import config, worktree
+from vmsandbox import config, ports, worktree
 from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.model import (
     BatchMark,
@@ -22,6 +22,7 @@ from vmsandbox.model import (
     Image,
     LaunchPlan,
     Limits,
+    PortMapping,
     SandboxRecord,
     Task,
     Value,
@@ -48,6 +49,10 @@ class Request(Value):
     brief: Brief | None = None
     verify: tuple[Check, ...] = Field(default=(), description="else what the project says")
     batch: BatchMark | None = None
+    publish: tuple[PortMapping, ...] = Field(default=(), description="else what settings say")
+    publishes: bool | None = Field(
+        default=None, description="whether what listens in the guest is published by itself"
+    )
     net: Mapping[str, Any] = Field(
         default_factory=dict, description="flags of the ``[net]`` table: mode, allow"
     )
@@ -62,6 +67,8 @@ class _Prepared(Value):
     keep: bool
     cold: bool
     batch: BatchMark | None
+    publish: tuple[PortMapping, ...]
+    publishes: bool
     net: Net
 
 
@@ -80,6 +87,7 @@ def create_sandbox(rooms: Rooms, request: Request) -> SandboxFolder:
     (``image_digest_mismatch``, ``host_disk_full``, ``libvirt_unreachable``, …).
     """
     prepared = _prepare(rooms, request)
+    ports.check(prepared.publish)
 
     def make(id_: str, name: str, endpoint: Endpoint) -> SandboxRecord:
         record = _record(rooms, prepared, id_, name, endpoint)
@@ -112,6 +120,8 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         keep=request.keep,
         cold=request.cold,
         batch=request.batch,
+        publish=request.publish or settings.ports.publish,
+        publishes=settings.ports.auto if request.publishes is None else request.publishes,
         net=config.net_of(sources, request.net),
     )
 
@@ -165,6 +175,8 @@ def _record(
         keep=prepared.keep,
         cold=prepared.cold,
         batch=prepared.batch,
+        publish=prepared.publish,
+        publishes=prepared.publishes,
         net=prepared.net,
     )
 

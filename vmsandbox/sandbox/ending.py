@@ -21,6 +21,7 @@ from vmsandbox.sandbox.attention import ASK, NOW, request_end, sole_manager
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Quiet
 from vmsandbox.sandbox.plan import GRACE_S
+from vmsandbox.sandbox.publishing import await_unpublished
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.sandbox.status import Status, observe
@@ -75,6 +76,7 @@ def stop_sandbox(rooms: Rooms, folder: SandboxFolder, *, at_once: bool) -> str:
     record = folder.read_record()
     if rooms.guest_runs(record):
         _stop_unmanaged(rooms, folder, at_once)
+        await_unpublished(folder)
         return "stopped"
     if record.state in LIVE:  # the guest went away while nobody looked
         state = SandboxState.STOPPED if record.collected else SandboxState.FAILED
@@ -131,6 +133,7 @@ def _free(rooms: Rooms, folder: SandboxFolder) -> Cleaned:
     """The guest first: while there is a folder it can be found."""
     for uuid in _domains_of(rooms, folder):
         rooms.end_guest(uuid)
+    await_unpublished(folder)
     rooms.forget_logs(f"vmsandbox-{folder.id}")
     review.abandon(folder)
     freed = rooms.store.remove(folder)

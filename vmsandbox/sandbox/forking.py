@@ -99,6 +99,7 @@ def _record(
         domain_uuid=str(uuid.uuid4()),
         cold=source.cold,
         template=source.template,
+        publishes=source.publishes,
         snapshot=source.snapshot,
         **new,
     )

@@ -130,6 +130,7 @@ def _make(rooms: Rooms, source: SandboxRecord) -> SandboxFolder:
             domain_uuid=str(uuid.uuid4()),
             endpoint=endpoint,
             cold=source.cold,
+            publishes=False,
         )
         plan_of(record, rooms.store.folder(id_), rooms.store.path, image, host, owner_uid())
         return record

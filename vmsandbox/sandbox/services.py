@@ -9,6 +9,7 @@ from typing import Protocol
 
 from vmsandbox.guest import Guest
 from vmsandbox.sandbox.doors import Doors
+from vmsandbox.sandbox.publishing import Publishing
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder
 
@@ -48,4 +49,4 @@ class Services:
 
 def services_of(rooms: Rooms, folder: SandboxFolder) -> Services:
     """What goes on beside the life of this sandbox."""
-    return Services([Doors(rooms, folder)])
+    return Services([Doors(rooms, folder), Publishing(folder, rooms.note)])

@@ -23,6 +23,7 @@ from vmsandbox.model import (
     SandboxState,
     Value,
 )
+from vmsandbox.sandbox.publishing import first_url
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.store import SandboxFolder
@@ -41,6 +42,7 @@ class Status(Value):
     image_digest: str = ""
     limits: Limits | None = None
     address: str = ""
+    url: str = Field(default="", description="of its first published port")
     guest_alive: bool | None = None
     managed: bool = False
     exec_result: ExecResult | None = None
@@ -94,6 +96,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
         image_digest=record.image_digest,
         limits=record.limits,
         address=record.endpoint.address,
+        url=first_url(folder),
         guest_alive=guest,
         managed=managed,
         exec_result=record.exec_result,
