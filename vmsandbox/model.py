@@ -74,6 +74,10 @@ class Task(Value):
         default=(), description="globs of ignored files to bring along"
     )
     history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
+    terminal: Literal["no", "kept", "watched"] = Field(
+        default="no",
+        description="run on a screen that can be attached to; watched: begin when it is",
+    )
     brief: Brief | None = None
     verify: tuple[Check, ...] = Field(default=(), description="what proves the result")
 
@@ -87,6 +91,8 @@ class Task(Value):
             "include": list(self.include),
             "history": self.history,
         }
+        if self.terminal != "no":
+            named["terminal"] = True
         if self.brief:
             named["brief"] = self.brief.model_dump(mode="json")
         if self.verify:

@@ -40,6 +40,7 @@ NAME_SERVER = "10.0.2.3"
 
 _FIRST_TASK: Mapping[str, tuple[bytes, int]] = {
     "run/vmsandbox": (tarfile.DIRTYPE, 0o755),
+    "run/vmsandbox/terminal": (tarfile.DIRTYPE, 0o1777),
     "run/vmsandbox/tasks": (tarfile.DIRTYPE, 0o700),
     "run/vmsandbox/tasks/first": (tarfile.DIRTYPE, 0o700),
     "run/vmsandbox/tasks/first/out.fifo": (tarfile.FIFOTYPE, 0o666),

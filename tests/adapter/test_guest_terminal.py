@@ -71,9 +71,9 @@ class Person:
                     acted = True
                     self._acts(self)
 
-    def at(self, guest: Guest, script: str) -> int:
-        terminal = Terminal(tty=True, stdin=self.terminal, stdout=self.terminal)
-        return guest.interactive(["sh", "-c", script], terminal)
+    def at(self, guest: Guest, script: str, *, keys: bytes = b"") -> int:
+        self.place = Terminal(tty=True, stdin=self.terminal, stdout=self.terminal, detach_keys=keys)
+        return guest.interactive(["sh", "-c", script], self.place)
 
     def leaves(self) -> None:
         os.close(self.terminal)
@@ -116,6 +116,44 @@ def test_what_is_typed_arrives(guest: Guest, person: Callable[..., Person]) -> N
     user = person(lambda user: user.types(b"hello\r"))
     assert user.at(guest, 'stty -echo; echo ready; read line; echo "<$line>"') == 0
     assert user.sees(b"<hello>\r\n")
+
+
+LEAVE = b"\x10\x11"
+
+
+def test_a_person_leaves_a_command_that_does_not_even_answer(
+    guest: Guest, person: Callable[..., Person]
+) -> None:
+    user = person(lambda user: user.types(LEAVE))
+    before = user.modes()
+    script = "stty raw -echo; printf '\\033[?1049hready'; trap '' HUP; sleep 2"
+    assert user.at(guest, script, keys=LEAVE) == -1
+    assert user.place.left
+    assert user.modes() == before
+    assert user.sees(b"\x1b[?1049l"), "the screen of before is not shown again"
+
+
+def test_half_of_the_keys_to_leave_with_is_a_key_like_any_other(
+    guest: Guest, person: Callable[..., Person]
+) -> None:
+    def types(user: Person) -> None:
+        user.types(b"a" + LEAVE[:1])
+        assert user.sees(b"<a>")
+        time.sleep(0.1)
+        user.types(b"b" + LEAVE[1:] + b"\r")
+
+    user = person(types)
+    read = "stty raw -echo; echo ready; k() { dd bs=1 count=$1 2>/dev/null; }; "
+    script = read + 'printf \'<%s>\' "$(k 1)"; test "$(k 4)" = "$(printf \'\\020b\\021\\r\')"'
+    assert user.at(guest, script, keys=LEAVE) == 0
+
+
+def test_the_first_key_alone_arrives_in_the_end(
+    guest: Guest, person: Callable[..., Person]
+) -> None:
+    user = person(lambda user: user.types(LEAVE[:1]))
+    key = 'test "$(dd bs=1 count=1 2>/dev/null)" = "$(printf \'\\020\')"'
+    assert user.at(guest, f"stty raw -echo; echo ready; {key}", keys=LEAVE) == 0
 
 
 def test_a_new_window_size_is_passed_on(guest: Guest, person: Callable[..., Person]) -> None:

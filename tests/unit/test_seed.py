@@ -58,6 +58,7 @@ def test_the_tar_holds_this_and_no_more() -> None:
     ]
     assert listing == [
         "5 0755 run/vmsandbox",
+        "5 1777 run/vmsandbox/terminal",
         "5 0700 run/vmsandbox/tasks",
         "5 0700 run/vmsandbox/tasks/first",
         "6 0666 run/vmsandbox/tasks/first/out.fifo",

@@ -19,7 +19,7 @@ from vmsandbox.errors import VmsandboxError
 RUN_FAILED = 125
 """`run` returns the workload's exit code; this one says that vmsandbox itself failed, as with
 docker run."""
-CARRYING = ("run", "resume", "fork", "inspect")
+CARRYING = ("run", "resume", "fork", "inspect", "attach")
 
 app = typer.Typer(
     name="vmsandbox",
@@ -55,6 +55,7 @@ def top(
 
 def _register() -> None:
     from vmsandbox.cli import (
+        attach,
         batch,
         brief,
         density,
@@ -70,7 +71,7 @@ def _register() -> None:
         run,
     )
 
-    for module in (run, batch, life, guest, net, review, review_many, proof, density, doctor):
+    for module in (run, attach, batch, life, guest, net, review, review_many, proof, density, doctor):
         module.register(app)
     ports.register(app)
     app.add_typer(image.app, name="image")

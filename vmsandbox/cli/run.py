@@ -3,11 +3,11 @@
 import codecs
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from vmsandbox.cli import output
+from vmsandbox.cli import output, screen
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 from vmsandbox.errors import UsageProblem
@@ -105,6 +105,8 @@ Examples:
   vmsandbox run --timeout 20m --memory 4G -e CI=1 -- sh -c 'npm ci && npm test'
 
   vmsandbox run --detach --name fix-login -- ./agent.sh
+
+  vmsandbox run -it -- ./agent.sh
 """
 
 
@@ -146,6 +148,8 @@ def run(
     history: History = None,
     keep: Keep = False,
     detach: Detach = False,
+    interactive: screen.Interactive = False,
+    tty: screen.Tty = False,
     cold: Cold = False,
     plan: Plan = False,
     brief: BriefFile = None,
@@ -168,6 +172,7 @@ def run(
         env=environment(env or []),
         keep=keep,
         cold=cold,
+        terminal=screen.wanted(interactive, tty, detach=detach, as_json=as_json),
         brief=read_brief(brief) if brief else None,
         verify=tuple(Check(command=("/bin/sh", "-c", line)) for line in verify or ()),
         **_published(publish or [], no_publish=no_publish),
@@ -182,6 +187,7 @@ def run(
             "history": history,
         },
     )
+    person = screen.terminal_here() if request.terminal == "watched" and not plan else None
     with Rooms.open(note=out.note) as rooms:
         if plan:
             _show_plan(out, propose(rooms, request))
@@ -189,8 +195,11 @@ def run(
         folder = create_sandbox(rooms, request)
         if detach:
             _detach(out, folder)
-            return
-        _carry_out(out, rooms, folder)
+        elif person:
+            if report := screen.begin_and_stay(out, rooms, folder, person):
+                conclude(out, report)
+        else:
+            _carry_out(out, rooms, folder)
 
 
 def resume(
@@ -294,12 +303,18 @@ def _carry_out(
     """Bring a sandbox to its end while signals are listened to; exits with the task's code."""
     from vmsandbox.sandbox import Manager
 
-    listener = Printer(out, quiet=quiet)
+    on_screen = folder.read_record().task.terminal != "no"  # its bytes are for `attach`
+    listener = Printer(out, quiet=quiet or on_screen)
     with Manager.of(rooms, folder, listener) as manager:
         wishes = (Wish(ASKED, manager.ask_to_end), Wish(AT_ONCE, manager.end_now))
         report = attended(out, manager.carry_out, wishes)
     listener.close()
     out.result(report.model_dump(mode="json"), None)
+    conclude(out, report, quiet=quiet)
+
+
+def conclude(out: Output, report: "Report", *, quiet: bool = False) -> NoReturn:
+    """Say what a life came to, and exit with its code."""
     if not out.as_json and not quiet:
         _say(out, report)
     code = exit_code(report.outcome, report.exit_code)

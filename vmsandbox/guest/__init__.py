@@ -13,11 +13,12 @@ from vmsandbox.guest.incoming import Forward, GuestStream
 from vmsandbox.guest.openssh import known_hosts_line, ssh_argv, ssh_config
 from vmsandbox.guest.ready import Requirement, wait_ready
 from vmsandbox.guest.session import Guest, check_task
-from vmsandbox.guest.task import TaskSpec
-from vmsandbox.guest.terminal import Terminal
+from vmsandbox.guest.task import TaskSpec, on_screen
+from vmsandbox.guest.terminal import DETACH_KEYS, Terminal, detach_bytes
 
 __all__ = [
     "CAPTURE_BYTES",
+    "DETACH_KEYS",
     "Capture",
     "Completed",
     "Deadline",
@@ -30,7 +31,9 @@ __all__ = [
     "TaskSpec",
     "Terminal",
     "check_task",
+    "detach_bytes",
     "known_hosts_line",
+    "on_screen",
     "ssh_argv",
     "ssh_config",
     "wait_ready",

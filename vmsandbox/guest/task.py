@@ -17,9 +17,16 @@ from pydantic import Field, field_validator
 
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest.capture import CAPTURE_BYTES
+from vmsandbox.guest.marks import overlap
 from vmsandbox.model import ExecResult, Outcome, Value
 
 SCRIPT = ("/usr/lib/vmsandbox/task",)
+ON_SCREEN = "/usr/lib/vmsandbox/terminal"
+"""The script that runs a task's command on a screen, and shows it."""
+
+_WATCHED_WITHIN_S = 30
+"""A command that waits for its first watcher begins by then all the same."""
+
 POLLS_PER_S = 20
 """How often the script looks whether processes are gone while it ends them."""
 
@@ -115,6 +122,12 @@ def start_argv(spec: TaskSpec, script: tuple[str, ...] = SCRIPT) -> list[str]:
         *as_user(spec.user, spec.group),
         *spec.command,
     ]
+
+
+def on_screen(command: tuple[str, ...], *, watched: bool) -> tuple[str, ...]:
+    """`command` on a screen that stays when connections end; it begins at once, or when somebody
+    watches."""
+    return (ON_SCREEN, "run", str(_WATCHED_WITHIN_S if watched else 0), *command)
 
 
 def polls(grace_s: float) -> int:
@@ -216,18 +229,12 @@ class EndMark:
         data = self._held + data
         start = data.find(self._mark)
         if start < 0:
-            start = len(data) - self._overlap(data)
+            start = len(data) - overlap(data, self._mark)
         elif self._report_at(data[start + len(self._mark) :]):
             self._held = b""
             return data[:start]
         self._held = data[start:]
         return data[:start]
-
-    def _overlap(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the beginning of the mark."""
-        longest = min(len(data), len(self._mark) - 1)
-        sizes = range(longest, 0, -1)
-        return next((size for size in sizes if data.endswith(self._mark[:size])), 0)
 
     def _report_at(self, rest: bytes) -> bool:
         text, newline, _ = rest.partition(b"\n")

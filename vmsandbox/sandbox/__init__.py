@@ -8,6 +8,7 @@ is true, `access` steps into a guest, `checking` proves a result and `proving` l
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
+from vmsandbox.sandbox.attaching import attach, await_report
 from vmsandbox.sandbox.briefing import read_brief
 from vmsandbox.sandbox.create import Request, create_sandbox, propose, settings_here
 from vmsandbox.sandbox.ending import (
@@ -46,6 +47,8 @@ __all__ = [
     "TemplateStatus",
     "Warmed",
     "all_templates",
+    "attach",
+    "await_report",
     "clean_up",
     "create_sandbox",
     "delete_sandbox",

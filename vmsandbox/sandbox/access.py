@@ -92,14 +92,7 @@ def exec_command(
     Returns its exit code. Starts in the worktree's folder.
     """
     record = running_record(rooms, folder)
-    told = reach.environment(record.net)
-    variables = {**user_environment(user), **told, **record.task.env, **env}
-    argv = [
-        *(as_user(user, user) if user != "root" else ()),
-        "/usr/bin/env",
-        *(f"{name}={value}" for name, value in variables.items()),
-        *command,
-    ]
+    argv = argv_as(user, {**reach.environment(record.net), **record.task.env, **env}, command)
     with contextlib.ExitStack() as stack:
         guest = stack.enter_context(open_guest(rooms, folder, record))
         stdin = 0
@@ -107,6 +100,17 @@ def exec_command(
             stdin = stack.enter_context(Path("/dev/null").open("rb")).fileno()
         terminal = Terminal(tty=tty, stdin=stdin)
         return guest.interactive(argv, terminal, folder=str(record.task.worktree))
+
+
+def argv_as(user: str, env: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """argv of root's that runs a command as `user` with what a login would set, and `env`."""
+    variables = {**user_environment(user), **env}
+    return [
+        *(as_user(user, user) if user != "root" else ()),
+        "/usr/bin/env",
+        *(f"{name}={value}" for name, value in variables.items()),
+        *command,
+    ]
 
 
 class LogTail:

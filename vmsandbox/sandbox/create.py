@@ -7,7 +7,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,7 @@ class Request(Value):
     env: Mapping[str, str] = Field(default_factory=dict)
     keep: bool = False
     cold: bool = False
+    terminal: Literal["no", "kept", "watched"] = "no"
     brief: Brief | None = None
     verify: tuple[Check, ...] = Field(default=(), description="else what the project says")
     batch: BatchMark | None = None
@@ -111,6 +112,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
             env={**settings.sandbox.env, **request.env},
             include=settings.sandbox.include,
             history=settings.sandbox.history,
+            terminal=request.terminal,
             brief=request.brief,
             verify=request.verify or settings.checks(),
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from vmsandbox import reach
 from vmsandbox.domain import DomainSpec, Layer, domain_xml
 from vmsandbox.errors import UsageProblem
-from vmsandbox.guest import TaskSpec, check_task
+from vmsandbox.guest import TaskSpec, check_task, on_screen
 from vmsandbox.model import (
     Endpoint,
     HostFacts,
@@ -107,7 +107,7 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
     """The task as the guest is told of it."""
     return TaskSpec(
         id=record.id,
-        command=record.task.command,
+        command=_command(record.task),
         folder=record.task.worktree,
         env={
             **reach.environment(record.net),
@@ -119,6 +119,12 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
         timeout_s=record.limits.timeout_s,
         grace_s=GRACE_S,
     )
+
+
+def _command(task: Task) -> tuple[str, ...]:
+    if task.terminal == "no":
+        return task.command
+    return on_screen(task.command, watched=task.terminal == "watched")
 
 
 def domain_spec(

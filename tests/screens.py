@@ -1,0 +1,97 @@
+"""People at terminals of their own: real programs in real terminals, and what is on the screen."""
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+PATIENCE_S = 60.0
+
+
+class Screens:
+    """Terminals of a tmux server of our own; each is named."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = folder / "screens"
+
+    def tmux(self, *arguments: str) -> str:
+        argv = ["tmux", "-u", "-f", "/dev/null", "-S", str(self._socket), *arguments]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def open(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        columns: int = 80,
+        lines: int = 24,
+    ) -> None:
+        """Start a program on a new screen, which stays after its end."""
+        size = ["-x", str(columns), "-y", str(lines)]
+        variables = [f"{key}={value}" for key, value in (env or {}).items()]
+        inside = ["env", "-u", "TMUX", "-u", "TMUX_PANE", *variables, *argv]
+        stays = ["start-server", ";", "set-option", "-g", "remain-on-exit", "on", ";"]
+        self.tmux(*stays, "new-session", "-d", "-s", name, *size, *inside)
+        self.tmux("set-option", "-t", name, "status", "off")
+
+    def types(self, name: str, *keys: str) -> None:
+        """Press keys, as tmux names them: ``C-c``, ``Enter``; other texts are typed."""
+        self.tmux("send-keys", "-t", name, *keys)
+
+    def resize(self, name: str, columns: int, lines: int) -> None:
+        self.tmux("resize-window", "-t", name, "-x", str(columns), "-y", str(lines))
+
+    def text(self, name: str) -> str:
+        """What is on the screen now."""
+        return self.tmux("capture-pane", "-p", "-t", name)
+
+    def sees(self, name: str, text: str) -> str:
+        """Wait until it is on the screen; all that is there then."""
+        seen = [""]
+
+        def there() -> bool:
+            seen[0] = self.text(name)
+            return text in seen[0]
+
+        try:
+            wait_until(there, PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{text!r} is not on {name}:\n{seen[0]}") from error
+        return seen[0]
+
+    def pid(self, name: str) -> int:
+        return int(self.tmux("display-message", "-p", "-t", name, "#{pane_pid}"))
+
+    def exit_code(self, name: str) -> int:
+        """Wait for the program's end; minus the signal's number if one ended it."""
+        asked = "#{pane_dead_status}:#{pane_dead_signal}"
+        found = [":"]
+
+        def known() -> bool:
+            found[0] = self.tmux("display-message", "-p", "-t", name, asked).strip()
+            return found[0] != ":"
+
+        wait_until(known, PATIENCE_S)
+        status, _, signal = found[0].partition(":")
+        return int(status) if status else -int(signal)
+
+    def modes(self, name: str) -> str:
+        """What the terminal was left as: alternate screen, mouse, cursor."""
+        asked = "#{alternate_on} #{mouse_any_flag} #{cursor_flag}"
+        return self.tmux("display-message", "-p", "-t", name, asked).strip()
+
+
+@contextlib.contextmanager
+def screens() -> Iterator[Screens]:
+    """Gone afterwards, with all that runs on them."""
+    with tempfile.TemporaryDirectory(prefix="vms-") as folder:
+        found = Screens(Path(folder))
+        try:
+            yield found
+        finally:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                found.tmux("kill-server")
