@@ -128,6 +128,7 @@ def test_what_only_this_build_knew_is_left_out(tmp_path: Path) -> None:
         "var/lib/apt/lists/x_Packages",
         "boot/vmlinuz-6.1.0-1-cloud-amd64",
         "etc/apt/sources.list.d/0000stdin.sources",
+        "etc/apt/preferences.d/0000recipe",
     )
     kept = ("etc/ssh/sshd_config", "etc/apt/sources.list.d/debian.sources", "boot/config-6.1.0-1")
     folders = [member("var/log/apt", type=tarfile.DIRTYPE)]
@@ -242,6 +243,16 @@ def test_root_and_everybody_else_differ_in_one_word() -> None:
     assert set(root) ^ set(user) == {"--mode=root", "--mode=unshare"}
     assert root[-3:] == ["bookworm", "-", "-"]
     assert "--include=usr-is-merged,git,less" in root
+
+
+def test_preferences_are_there_before_apt_chooses() -> None:
+    plain = bootstrap.argv(recipe(), [], root=True)
+    pinned = bootstrap.argv(recipe(), [], root=True, preferences=Path("/s/preferences"))
+    assert not [word for word in plain if word.startswith("--setup-hook=")]
+    assert [word for word in pinned if word not in plain] == [
+        '--setup-hook=mkdir -p "$1/etc/apt/preferences.d"',
+        "--setup-hook=upload /s/preferences /etc/apt/preferences.d/0000recipe",
+    ]
 
 
 def test_each_layer_brings_its_files_before_its_script_runs() -> None:

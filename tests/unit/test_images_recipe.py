@@ -56,6 +56,15 @@ def test_our_own_recipes_can_be_read() -> None:
         assert {"git", "sudo", "openssh-server", "docker.io"} <= set(recipe.packages)
 
 
+def test_another_release_gives_what_is_named_and_nothing_else() -> None:
+    recipe = read_recipe(builtin_recipes()["debian-12"])
+    assert "docker-compose" in recipe.packages
+    assert "Suites: trixie" in recipe.sources
+    assert "Package: *\nPin: release n=trixie\nPin-Priority: -1\n" in recipe.preferences
+    kept = (file.content for layer in recipe.layers for file in layer.files if "apt/" in file.path)
+    assert not [content for content in kept if b"trixie" in content]
+
+
 def test_the_plain_system_to_compare_with_has_the_same_packages() -> None:
     base, ours = (read_recipe(builtin_recipes()[name]) for name in ("debian-12-base", "debian-12"))
     assert base.packages == ours.packages
@@ -80,6 +89,7 @@ def test_an_extending_recipe_adds_packages_and_layers_and_overrides_values(
     assert [layer.finish for layer in recipe.layers] == [b"#!/bin/sh\n", b"#!/bin/sh\ntrue\n"]
     assert (recipe.suite, recipe.minimum_memory_mib) == ("bookworm", 768)
     assert recipe.sources.startswith("URIs:")
+    assert recipe.preferences == ""
 
 
 def test_files_are_sorted_and_executable_if_they_are_scripts(base: Path) -> None:

@@ -77,12 +77,17 @@ def sources(recipe: Recipe, mirror: str | None) -> str:
 
 
 def argv(
-    recipe: Recipe, layers: Sequence[Path], *, root: bool, apt: Sequence[str] = ()
+    recipe: Recipe,
+    layers: Sequence[Path],
+    *,
+    root: bool,
+    apt: Sequence[str] = (),
+    preferences: Path | None = None,
 ) -> list[str]:
     """The command that writes the root file system to stdout and reads sources from stdin.
 
     `layers` are tar files made by :func:`layer_tar`, one for each layer; `apt` are lines of apt
-    configuration.
+    configuration; `preferences` is a file of apt_preferences(5).
     """
     include = ",".join(("usr-is-merged", *recipe.packages))
     return [
@@ -97,6 +102,7 @@ def argv(
         *(f"--aptopt={line}" for line in apt),
         *(f"--dpkgopt={line}" for line in _DPKG),
         f"--include={include}",
+        *(_pinning(preferences) if preferences else ()),
         *(
             hook
             for layer, tar in zip(recipe.layers, layers, strict=True)
@@ -106,6 +112,12 @@ def argv(
         "-",
         "-",
     ]
+
+
+def _pinning(preferences: Path) -> Iterator[str]:
+    """Before apt chooses anything; the image does not keep it, see ``tree.LEFT_OUT``."""
+    yield '--setup-hook=mkdir -p "$1/etc/apt/preferences.d"'
+    yield f"--setup-hook=upload {preferences} /etc/apt/preferences.d/0000recipe"
 
 
 def _hooks(layer: Layer, tar: Path) -> Iterator[str]:

@@ -64,7 +64,15 @@ def _bootstrap(recipe: Recipe, scratch: Path, log: Path, progress: Progress) -> 
         layers[-1].write_bytes(bootstrap.layer_tar(layer, EPOCH))
     contents = scratch / "contents"
     contents.mkdir()
-    command = bootstrap.argv(recipe, layers, root=os.geteuid() == 0, apt=_host_apt_options())
+    preferences = scratch / "preferences"
+    preferences.write_text(recipe.preferences)
+    command = bootstrap.argv(
+        recipe,
+        layers,
+        root=os.geteuid() == 0,
+        apt=_host_apt_options(),
+        preferences=preferences if recipe.preferences else None,
+    )
     with bootstrap.running(
         command,
         bootstrap.sources(recipe, os.environ.get(bootstrap.MIRROR)),

@@ -8,7 +8,7 @@ recipe gives its own.
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -62,6 +62,9 @@ class Recipe(_Read):
     description: str
     suite: str
     sources: str = Field(description="deb822, where packages come from")
+    preferences: str = Field(
+        default="", description="apt_preferences(5) of the build: what may come from which source"
+    )
     packages: tuple[str, ...]
     layers: tuple[Layer, ...]
     initramfs: Initramfs | None
@@ -87,6 +90,7 @@ class _Text(Value):
     description: str = ""
     suite: str | None = None
     sources: Path | None = None
+    preferences: Path | None = None
     packages: tuple[str, ...] = ()
     files: tuple[Path, ...] = Field(default=(), description="folders laid over the root")
     finish: Path | None = Field(default=None, description="script run in the root at the end")
@@ -111,9 +115,8 @@ def read_recipe(folder: Path) -> Recipe:
         return Recipe(
             description=texts[-1][1].description,
             packages=tuple(sorted({package for _, text in texts for package in text.packages})),
-            sources=next(
-                ((at / text.sources).read_text() for at, text in texts[::-1] if text.sources), ""
-            ),
+            sources=_nearest(texts, "sources"),
+            preferences=_nearest(texts, "preferences"),
             layers=tuple(_layer(at, text) for at, text in texts),
             initramfs=next(
                 (_initramfs(at, text.initramfs) for at, text in texts[::-1] if text.initramfs), None
@@ -122,6 +125,12 @@ def read_recipe(folder: Path) -> Recipe:
         )
     except (ValidationError, OSError, UnicodeDecodeError) as error:
         raise _invalid(folder, error) from error
+
+
+def _nearest(texts: Sequence[tuple[Path, _Text]], name: str) -> str:
+    """Content of the file that the most special recipe names; empty if none does."""
+    named = ((at, getattr(text, name)) for at, text in reversed(texts))
+    return next(((at / file).read_text() for at, file in named if file), "")
 
 
 def _chain(folder: Path) -> Iterator[tuple[Path, _Text]]:

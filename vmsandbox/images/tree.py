@@ -21,6 +21,7 @@ LEFT_OUT = (
     "etc/apt/apt.conf.d/99mmdebstrap",
     "etc/apt/sources.list",
     "etc/apt/sources.list.d/0000*",
+    "etc/apt/preferences.d/0000*",
     "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
     "etc/ssh/ssh_host_*",
     "etc/.pwd.lock",
