@@ -123,8 +123,8 @@ def test_a_guest_can_be_ended_without_libvirt(
     daemons.stop(URI)
     assert hypervisor.destroy(guest.uuid)
     assert processes.find(guest.uuid) is None
-    daemons.start(URI)
-    assert hypervisor.observe(guest.uuid).state is DomainState.GONE
+    daemons.start(URI)  # which believes its own notes until it has looked for the process
+    wait_until(lambda: hypervisor.observe(guest.uuid).state is DomainState.GONE)
 
 
 def test_the_console_is_bounded_while_we_are_away(hypervisor: Hypervisor, short_path: Path) -> None:

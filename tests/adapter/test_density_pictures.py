@@ -9,6 +9,7 @@ from tests.outcomes import one_pass, outcome
 from vmsandbox.density import plots
 from vmsandbox.density.report import opened
 
+pytestmark = pytest.mark.xdist_group("pictures")  # matplotlib is read once
 NAMES = {"memory.png", "disk.png", "boot.png"}
 
 

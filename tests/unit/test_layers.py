@@ -5,15 +5,16 @@ its floor here first, which is the moment to ask whether it is one.
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from tests.sources import PACKAGE, none, python, statements
+
 pytestmark = pytest.mark.xdist_group("sources")  # read and parsed once
-PACKAGE = Path(__file__).parents[2] / "vmsandbox"
 
 FLOORS: Mapping[str, int] = {
     "": 0,  # vmsandbox/__init__.py: the version
@@ -101,16 +102,10 @@ def room_of(path: Path) -> str:
 @cache
 def sources() -> Mapping[Path, ast.Module]:
     return {
-        path: ast.parse(path.read_bytes(), filename=str(path))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if room_of(path) not in ("guest_scripts", "recipes")
+        path: tree
+        for path, tree in python().items()
+        if path.is_relative_to(PACKAGE) and room_of(path) not in ("guest_scripts", "recipes")
     }
-
-
-def none(found: Iterable[str]) -> None:
-    """There must be nothing; all that there is is told."""
-    told = "\n".join(found)
-    assert not told, told
 
 
 def shown(path: Path) -> str:
@@ -119,7 +114,7 @@ def shown(path: Path) -> str:
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything a module imports, wherever in the file."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

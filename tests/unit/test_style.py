@@ -1,46 +1,23 @@
 """The rules of the house that no linter knows: sizes, names, waits, and what no text may say."""
 
 import ast
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.sources import ROOT, none, project_files, python, statements
+
 pytestmark = pytest.mark.xdist_group("sources")  # read and parsed once
-ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 SHAPELESS = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "misc"})
-NOT_OURS = frozenset({".git", ".venv", ".hypothesis", "__pycache__", "build", "dist", "LICENSE"})
-
-
-def project_files(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        for base, names, files in os.walk(ROOT / folder):
-            names[:] = [n for n in sorted(names) if n not in NOT_OURS and not n.endswith("_cache")]
-            yield from (Path(base, name) for name in sorted(files) if name not in NOT_OURS)
-
-
-def none(found: Iterable[str]) -> None:
-    """There must be nothing; all that there is is told."""
-    told = "\n".join(found)
-    assert not told, told
 
 
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@cache
-def python() -> Mapping[Path, ast.Module]:
-    return {
-        path: ast.parse(path.read_bytes(), filename=str(path))
-        for path in project_files("vmsandbox", "tests", "benchmarks", "demo")
-        if path.suffix == ".py"
-    }
 
 
 @cache
@@ -56,7 +33,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in statements(tree) if isinstance(node, Function))
 
 
 def where(path: Path, function: Function) -> str:

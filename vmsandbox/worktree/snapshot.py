@@ -8,6 +8,7 @@ takes it for old. Knows no guest and no sandbox.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.model import Snapshot
@@ -21,6 +22,7 @@ from vmsandbox.worktree.staging import Staged, Staging, unreadable
 from vmsandbox.worktree.stores import locked, store_of
 
 _NO_PARENT_DATE = "2000-01-01T00:00:00Z"
+_COMMITTED = re.compile(rb"^committer .*> (\d+) ", re.MULTILINE)
 _MESSAGE = "Worktree as it was when it went into the sandbox\n"
 
 
@@ -43,10 +45,11 @@ def snapshot(
     folder = store_of(stores, info.top)
     with space_below(folder), locked(folder):
         store = _open_store(folder, info)
-        staged = _stage(store, folder, info, specs)
-        if not staged.files and info.head is None:
+        head = _Head.of(store, info)
+        staged = _stage(store, folder, info, specs, head)
+        if not staged.files and head is None:
             raise _empty(info.top)
-        commit = _commit(store, info, staged)
+        commit = _commit(store, staged, head)
         return _described(store, info, staged, commit, history)
 
 
@@ -74,7 +77,27 @@ def _open_store(folder: Path, info: WorktreeInfo) -> Git:
     return prepare(folder / name, info.object_format, borrow, info.shallow, durable=False)
 
 
-def _stage(store: Git, folder: Path, info: WorktreeInfo, specs: tuple[str, ...]) -> Staged:
+class _Head(NamedTuple):
+    """The commit that the worktree stands on."""
+
+    oid: str
+    tree: str
+    date: str
+    """When it was made, as git wants to be told."""
+
+    @classmethod
+    def of(cls, store: Git, info: WorktreeInfo) -> "_Head | None":
+        if info.head is None:
+            return None
+        commit = store.run("cat-file", "commit", info.head)
+        made = _COMMITTED.search(commit)
+        date = f"@{int(made[1])} +0000" if made else _NO_PARENT_DATE
+        return cls(info.head, commit[5:].partition(b"\n")[0].decode("ascii"), date)
+
+
+def _stage(
+    store: Git, folder: Path, info: WorktreeInfo, specs: tuple[str, ...], head: _Head | None
+) -> Staged:
     indexes = folder / f"indexes-{info.object_format}"
     indexes.mkdir(exist_ok=True)
     staging = Staging(
@@ -87,7 +110,7 @@ def _stage(store: Git, folder: Path, info: WorktreeInfo, specs: tuple[str, ...])
     for last in (False, True):
         try:
             staged = staging.stage(info.top, info.common_dir, borrowed=info.head is not None)
-            if staged.tree != _head_tree(store, info):
+            if head is None or staged.tree != head.tree:
                 _check_complete(store, info, staged)
             return staged
         except PermissionError as error:
@@ -121,24 +144,12 @@ def _check_complete(store: Git, info: WorktreeInfo, staged: Staged) -> None:
         )
 
 
-def _commit(store: Git, info: WorktreeInfo, staged: Staged) -> str:
-    if info.head is None:
+def _commit(store: Git, staged: Staged, head: _Head | None) -> str:
+    if head is None:
         return _commit_tree(store, staged.tree, None, _NO_PARENT_DATE)
-    if staged.tree == _head_tree(store, info):
-        return info.head
-    return _commit_tree(
-        store, staged.tree, info.head, _date(store.run("cat-file", "commit", info.head))
-    )
-
-
-def _head_tree(store: Git, info: WorktreeInfo) -> str | None:
-    return store.word("rev-parse", f"{info.head}^{{tree}}") if info.head else None
-
-
-def _date(commit: bytes) -> str:
-    """When a commit object says that it was made, as git wants to be told."""
-    match = re.search(rb"^committer .*> (\d+) ", commit, re.MULTILINE)
-    return f"@{int(match[1])} +0000" if match else _NO_PARENT_DATE
+    if staged.tree == head.tree:
+        return head.oid
+    return _commit_tree(store, staged.tree, head.oid, head.date)
 
 
 def _commit_tree(store: Git, tree: str, parent: str | None, date: str) -> str:
