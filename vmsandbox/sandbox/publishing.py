@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from vmsandbox import ports
 from vmsandbox.deadline import Deadline
-from vmsandbox.errors import UsageProblem, VmsandboxError
+from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.forwards import Listener, PortTable
 from vmsandbox.guest import Guest, Interrupted
 from vmsandbox.model import SandboxRecord, SandboxState
@@ -36,6 +36,14 @@ _POLL_S = 0.02
 Note = Callable[[str], None]
 
 
+class Shift:
+    """One time of publishing: whether it is `over`, and whether it was ever `ours` to publish."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.ours = threading.Event()
+
+
 class Publishing:
     """What a manager publishes: a service beside its life. A guest that is kept when the manager
     ends is left to a keeper."""
@@ -43,13 +51,13 @@ class Publishing:
     def __init__(self, folder: SandboxFolder, note: Note) -> None:
         self._folder = folder
         self._note = note
-        self._over: threading.Event | None = None
+        self._shift: Shift | None = None
 
     def begin(self, guest: Guest) -> None:
         """Publish in a thread from when the task has started."""
         if wanted(self._folder.read_record()):
-            self._over = threading.Event()
-            arguments = (self._folder, guest, self._over, self._note)
+            self._shift = Shift()
+            arguments = (self._folder, guest, self._shift, self._note)
             threading.Thread(target=publish, args=arguments, name="ports", daemon=True).start()
 
     def await_ready(self) -> None:
@@ -57,12 +65,13 @@ class Publishing:
 
     def close(self) -> None:
         """Publish no more; the thread ends when the guest's connection is closed."""
-        if self._over is None:
+        shift, self._shift = self._shift, None
+        if shift is None:
             return
-        self._over.set()
-        self._over = None
+        shift.over.set()
         record = self._folder.read_record()
-        if record.state is SandboxState.READY and record.keep and record.collected:
+        kept = record.state is SandboxState.READY and record.keep and record.collected
+        if kept and (shift.ours.is_set() or not is_locked(self._folder.ports_lock)):
             _spawn_keeper(self._folder)
 
 
@@ -71,12 +80,13 @@ def wanted(record: SandboxRecord) -> bool:
     return bool(record.publishes or record.publish)
 
 
-def publish(folder: SandboxFolder, guest: Guest, over: threading.Event, note: Note) -> None:
-    """Publish as soon as nobody else does, until `over` is set or the guest is gone."""
+def publish(folder: SandboxFolder, guest: Guest, shift: Shift, note: Note) -> None:
+    """Publish as soon as nobody else does, until the shift is over or the guest is gone."""
     with contextlib.suppress(VmsandboxError), contextlib.ExitStack() as lifetime:
         record = folder.read_record()
-        if not _our_turn(folder, over, record, lifetime):
+        if not _our_turn(folder, shift.over, record, lifetime):
             return
+        shift.ours.set()
         publisher = lifetime.enter_context(
             ports.Publisher(
                 record.endpoint.address,
@@ -89,8 +99,8 @@ def publish(folder: SandboxFolder, guest: Guest, over: threading.Event, note: No
             note(f"{problem.message}; {problem.hint}")
         told = _Told(folder, note)
         told.tell(publisher.offer(_known(folder)))
-        _await_task(folder, over)
-        for found in _watched(guest, over):
+        _await_task(folder, shift.over)
+        for found in _watched(guest, shift.over):
             told.tell(publisher.offer(found))
 
 
@@ -164,8 +174,9 @@ class _Told:
                 self._noted.add((one.port, one.note))
                 self._note(f"port {one.port} of the guest is {one.url}: {one.note}")
         if table != self._table:
-            write_value(self._folder.ports, table)
-            self._table = table
+            with contextlib.suppress(HostProblem):  # a full disk keeps nobody from connecting
+                write_value(self._folder.ports, table)
+                self._table = table
 
 
 # --- who asks what is published -------------------------------------------------------------------
@@ -227,7 +238,7 @@ def keep_published(folder: SandboxFolder, note: Note) -> None:
         alive=lambda: not can_listen(record.endpoint.address),
     )
     with guest:
-        publish(folder, guest, threading.Event(), note)
+        publish(folder, guest, Shift(), note)
 
 
 def await_unpublished(folder: SandboxFolder) -> None:
