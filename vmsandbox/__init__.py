@@ -7,6 +7,8 @@ __version__ = "0.1.0"
 
 _API = {
     "run_batch": "vmsandbox.batch",
+    "resume_batch": "vmsandbox.batch",
+    "discard_batch": "vmsandbox.batch",
     "verify": "vmsandbox.api",
     "inspect": "vmsandbox.api",
     "review_by": "vmsandbox.api",

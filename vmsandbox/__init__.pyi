@@ -5,6 +5,8 @@ from vmsandbox.api import inspect as inspect
 from vmsandbox.api import review_by as review_by
 from vmsandbox.api import verify as verify
 from vmsandbox.api import waiting as waiting
+from vmsandbox.batch import discard_batch as discard_batch
+from vmsandbox.batch import resume_batch as resume_batch
 from vmsandbox.batch import run_batch as run_batch
 
 __version__: str

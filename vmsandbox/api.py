@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from vmsandbox import review
-from vmsandbox.model import Brief, CheckRun, ExecResult, Opinion
+from vmsandbox.batch import share_of
+from vmsandbox.forwards import PublishedPort
+from vmsandbox.model import Brief, CheckRun, Opinion
 from vmsandbox.review import Comparison, Matrix, Queue
 from vmsandbox.sandbox import (
+    Inspected,
     Manager,
     Quiet,
     Report,
@@ -28,21 +31,31 @@ def verify(selector: str, *, fresh: bool = False, root: Path | None = None) -> C
     Raises UsageProblem ``nothing_to_verify``, ``managed_elsewhere``; NegativeAnswer ``no_result``.
     """
     with Rooms.open(root) as rooms:
-        return verify_sandbox(rooms, rooms.store.resolve(selector), fresh=fresh)
+        folder = rooms.store.resolve(selector)
+        return verify_sandbox(rooms, folder, fresh=fresh, share=share_of(rooms))
 
 
 def inspect(
     selector: str,
     command: Sequence[str],
     *,
+    fresh: bool = False,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     root: Path | None = None,
-) -> ExecResult:
-    """Run a command on a result in a new guest that is gone afterwards."""
+) -> Inspected:
+    """Run a command on a result in a guest that is gone afterwards: on a copy of the disk as the
+    task left it, with `fresh` (or where there is none) in a new one with base and result alone."""
     with Rooms.open(root) as rooms:
-        folder = rooms.store.resolve(selector)
-        return inspect_sandbox(rooms, folder, command, env=env, timeout_s=timeout_s)
+        return inspect_sandbox(
+            rooms,
+            rooms.store.resolve(selector),
+            command,
+            fresh=fresh,
+            env=env,
+            timeout_s=timeout_s,
+            share=share_of(rooms),
+        )
 
 
 def review_by(
@@ -50,7 +63,8 @@ def review_by(
 ) -> Opinion:
     """Let another agent judge a result: a name from the project's settings, or a shell line."""
     with Rooms.open(root) as rooms:
-        return reviewed_by(rooms, rooms.store.resolve(selector), agent, goal=goal)
+        folder = rooms.store.resolve(selector)
+        return reviewed_by(rooms, folder, agent, goal=goal, share=share_of(rooms))
 
 
 def waiting(*, batch: str = "", root: Path | None = None) -> Queue:

@@ -11,11 +11,15 @@ import pytest
 
 from tests.people import ROOT
 from tests.sandboxes import State
+from tests.warm import WarmState
+from vmsandbox.batch import Planned
+from vmsandbox.batch.record import create
+from vmsandbox.store import Store
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
-    return State(tmp_path / "state")
+    return WarmState(tmp_path / "state")
 
 
 @pytest.fixture
@@ -49,6 +53,9 @@ def test_every_problem_of_every_file_is_told_and_nothing_starts(state: State, fo
         (["--resume"], "nothing_to_resume"),
         (["--resume", "abc"], "batch_unknown"),
         (["--resume", "a", "b"], "too_many_batches"),
+        (["--discard"], "nothing_to_resume"),
+        (["--discard", "abc"], "batch_unknown"),
+        (["--discard", "a", "b"], "too_many_batches"),
         (["--", "7"], "no_template"),
         (["--template", "none.yaml", "--", "7"], "tasks_invalid"),
     ],
@@ -58,6 +65,17 @@ def test_what_cannot_be_meant(state: State, folder: Path, arguments: list[str], 
     assert (answer.code, f"[{code}]" in answer.err) == (2, True), answer
     assert "hint: " in answer.err
     assert nothing_started(state)
+
+
+def test_an_unfinished_batch_is_discarded_and_its_sandboxes_stay(state: State) -> None:
+    task = Planned(name="a", origin="a", command=("true",), worktree=Path("/w"))
+    with create(Store(state.path), [task], None) as folder:
+        refused = state("batch", "--json", "--discard", folder.id)
+        assert (refused.code, refused.error["code"]) == (2, "batch_managed_elsewhere")
+    gone = state.ok("batch", "--json", "--discard")
+    assert gone.data == {"batch": folder.id, "left": ["a"], "sandboxes": []}
+    assert "1 task(s) are given up: a" in gone.err
+    assert not folder.path.exists()
 
 
 def test_the_schema_is_json(state: State) -> None:

@@ -1,9 +1,13 @@
-"""What a batch makes of proof: a task whose checks did not pass is not well."""
+"""What a batch makes of proof, and tells: a task whose checks did not pass is not well."""
+
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vmsandbox.batch import BatchReport, TaskReport
 from vmsandbox.batch.record import Ended
+from vmsandbox.cli.batch import table
 from vmsandbox.model import ResultState
 from vmsandbox.sandbox.report import ResultSummary
 
@@ -45,3 +49,16 @@ def test_a_task_is_well_if_it_completed_and_was_proven(
 def test_what_comes_after_a_task_needs_its_proof(found: TaskReport, completed: bool) -> None:
     ended = Ended(outcome=found.outcome, result=found.result)
     assert ended.completed is completed
+
+
+def test_the_table_names_the_evidence_of_what_did_not_go_well() -> None:
+    lost = {"reason": "it went \x1b[31maway", "evidence": Path("/s/console.log")}
+    bad = task("connection_lost").model_copy(update=lost)
+    good = task("completed").model_copy(update={"evidence": Path("/s/stderr.log")})
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(table(BatchReport(batch="b", tasks=(bad, good))))
+    lines = [line.split() for line in shown.get().splitlines()]
+    assert ["evidence:", "/s/console.log"] in lines
+    assert "it went \\x1b[31maway" in shown.get()
+    assert "stderr.log" not in shown.get()

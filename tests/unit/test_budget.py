@@ -16,19 +16,22 @@ from vmsandbox.batch.record import (
     Journal,
     clean_up,
     create,
+    discard,
     folders,
+    is_resumable,
     resolve,
 )
 from vmsandbox.batch.taskfile import Planned
 from vmsandbox.density.figures import MIB, reserve_bytes
 from vmsandbox.errors import UsageProblem
 from vmsandbox.host import Load
-from vmsandbox.store import Store
+from vmsandbox.store import Store, locked
 
 GIB = 1024 * MIB
 ONE = Need(memory_bytes=GIB, disk_bytes=MIB, basis="density")
 LARGE = Need(memory_bytes=3 * GIB, disk_bytes=MIB, basis="density")
 TASK = Planned(name="a", origin="a", where="t.yaml:1", command=("true",), worktree=Path("/w"))
+OTHER = TASK.model_copy(update={"name": "b", "origin": "b"})
 
 
 def load(gib: int) -> Load:
@@ -116,6 +119,22 @@ def test_one_that_waits_and_is_killed_holds_nobody_up(two: Two) -> None:
     assert two.second.admit("b", ONE, load(3)).admitted
 
 
+def test_a_guest_beside_batches_has_its_share_while_it_lives(two: Two, store: Store) -> None:
+    look = store.folder("0badcafe")
+    look.path.mkdir()
+    budget = Budget(store, look.id)
+    busy = load(1).model_copy(update={"cpu_pressure": 95.0})
+    with locked(look.manager_lock):
+        assert budget.alone()
+        assert budget.admit("look", ONE, busy, urgent=True).admitted
+        assert not two.first.admit("a", ONE, load(1)).admitted
+        assert not two.second.admit("a", ONE, busy).admitted, "a batch heeds pressure"
+    assert two.first.admit("a", ONE, load(1)).admitted, "nobody looks any more"
+    assert not budget.alone()
+    with locked(look.manager_lock):
+        assert not budget.admit("look", ONE, load(1), urgent=True).admitted
+
+
 # --- the record -----------------------------------------------------------------------------------
 
 
@@ -149,8 +168,32 @@ def test_cleaning_up_keeps_what_is_managed_or_unfinished(store: Store) -> None:
         Journal(finished).change("a", ended=Ended(outcome="completed"))
         assert clean_up(store, dry_run=False) == []
     (store.batches / "half").mkdir()
-    wanted = {(finished.id, "finished"), ("half", "half made")}
+    wanted = {(finished.id, "finished", False), ("half", "half made", False)}
+    ways = f"batch --resume {unfinished.id}    (or: vmsandbox batch --discard {unfinished.id})"
+    wanted.add((unfinished.id, f"1 of 1 task(s) left: vmsandbox {ways}", True))
     for dry_run in (True, False):
         freed = clean_up(store, dry_run=dry_run)
-        assert {(one.batch, one.detail) for one in freed} == wanted
+        assert {(one.batch, one.detail, one.kept) for one in freed} == wanted
     assert folders(store) == [BatchFolder(unfinished.path)]
+
+
+def refusal(store: Store, selector: str | None) -> str:
+    with pytest.raises(UsageProblem) as caught:
+        discard(store, selector)
+    return caught.value.code
+
+
+def test_a_batch_that_is_discarded_is_never_resumed(store: Store) -> None:
+    with create(store, [TASK, OTHER], None) as first, create(store, [TASK], None) as second:
+        Journal(first).change("a", ended=Ended(outcome="failed"))
+        assert refusal(store, first.id) == "batch_managed_elsewhere"
+    assert refusal(store, None) == "batch_ambiguous"
+    assert refusal(store, "zz") == "batch_unknown"
+    gone = discard(store, first.id[:7])
+    assert (gone.batch, gone.left, gone.sandboxes) == (first.id, ("b",), ())
+    assert not is_resumable(store, first.id)
+    assert is_resumable(store, second.id)
+    second.progress.write_text("torn")
+    assert discard(store, second.id).left == ()
+    assert refusal(store, None) == "nothing_to_resume"
+    assert folders(store) == []

@@ -263,6 +263,7 @@ def test_clones_that_never_get_ready(own: State, warm: Path, project: Path) -> N
         assert ("is thrown away" in answer.err) == (spoil is without_memory)
         assert record_of(own).template is None
         assert folder_of(own).seed_iso.exists()
+        assert folder_of(own).former_console.exists(), "evidence of the clone that was given up"
         own.ok("delete", "last", "--force")
     (gone,) = cleaned(own)
     assert gone["detail"] == "its clones did not get ready"

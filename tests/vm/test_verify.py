@@ -169,8 +169,34 @@ def test_a_command_on_the_result_in_a_guest_that_is_gone_afterwards(author: Stat
     words = answer.out.split("\n")
     assert words[:6] == ["critic", "kept", "made", "serve", "vmsandbox.toml", "made"]
     assert words[6:] == ["The result", "first", "alone", ""]
+    assert "a new guest with base and result alone: the guest of" in answer.err, "it runs"
     assert alone(author)
     assert result_of(author) == before
+
+
+def test_a_look_at_the_disk_as_the_task_left_it(state: State, make_repository: Any) -> None:
+    """Only while that holds the result: what changed since it was collected is no part of it."""
+    project = make_repository("project", {"a": "b\n"}).path
+    task = ("--", "sh", "-c", "echo made > made; echo left > ~/left")
+    look = ("--json", "last", "--", "sh", "-c", "cat made ~/left; echo x > made; exit 7")
+    state.ok("run", "--worktree", project, *task)
+    ids, kept = state.ids(), state.ok("review", "--json", "last").data["result"]
+    disk = (state.path / "sandboxes" / ids[0] / "overlay.qcow2").stat()
+    answer = state("inspect", *look)
+    assert (answer.code, answer.data["fresh"]) == (7, False), answer
+    assert "\nleft\n" in answer.err
+    assert (state.ids(), state.ok("review", "--json", "last").data["result"]) == (ids, kept)
+    assert (state.path / "sandboxes" / ids[0] / "overlay.qcow2").stat().st_mtime == disk.st_mtime
+    fresh = state("inspect", "--fresh", *look)
+    assert (fresh.code, fresh.data["fresh"], "\nleft\n" in fresh.err) == (7, True, False), fresh
+
+    state.ok("run", "--keep", "--worktree", project, *task)
+    state.ok("exec", "last", "--", "sh", "-c", "echo drift >> made; sync")
+    state.ok("stop", "--now", "last")
+    drifted = state("inspect", *look)
+    assert (drifted.code, drifted.data["fresh"], "drift" in drifted.err) == (7, True, False)
+    assert "is not as it was collected" in drifted.err
+    assert len(state.ids()) == 2
 
 
 def begun(state: State) -> "tuple[subprocess.Popen[str], str]":

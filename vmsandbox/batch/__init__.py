@@ -1,29 +1,42 @@
 """Owns batches: many tasks within what this host can carry.
 
 `taskfile` and `plan` turn files into tasks, `admission` decides what fits, `budget` shares it
-between batches, `record` keeps what came of each task, `making`, `worker` and `conducting` carry
-them out, `report` tells. Knows guests only through sandboxes.
+between batches and `beside` with guests that belong to none, `record` keeps what came of each task,
+`making`, `worker` and `conducting` carry them out, `report` tells. Knows guests only through
+sandboxes.
 """
 
-from vmsandbox.batch.carrying import Carried, begin_batch, resume_batch, run_batch
+from vmsandbox.batch.beside import share_of
+from vmsandbox.batch.carrying import (
+    Carried,
+    beginning,
+    discard_batch,
+    resume_batch,
+    resuming,
+    run_batch,
+)
 from vmsandbox.batch.plan import Plan, plan_files, plan_ids
-from vmsandbox.batch.record import clean_up
+from vmsandbox.batch.record import Discarded, clean_up
 from vmsandbox.batch.report import BatchReport, TaskReport, Unwatched, Watcher
 from vmsandbox.batch.taskfile import Planned, schema
 
 __all__ = [
     "BatchReport",
     "Carried",
+    "Discarded",
     "Plan",
     "Planned",
     "TaskReport",
     "Unwatched",
     "Watcher",
-    "begin_batch",
+    "beginning",
     "clean_up",
+    "discard_batch",
     "plan_files",
     "plan_ids",
     "resume_batch",
+    "resuming",
     "run_batch",
     "schema",
+    "share_of",
 ]

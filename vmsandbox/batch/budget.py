@@ -1,7 +1,8 @@
-"""Owns what all batches of a state folder have promised their guests of this host, in one file.
+"""Owns what was promised to guests of this host, in one file: by all batches of a state folder, and
+to sandboxes that were started beside them.
 
-A promise belongs to a batch and counts while a process manages that batch: what a batch that was
-killed had promised is void by itself. Whoever waits longest is served first.
+A promise belongs to a batch or sandbox and counts while a process manages that: what was promised
+to one that was killed is void by itself. Whoever waits longest is served first.
 """
 
 import contextlib
@@ -31,12 +32,12 @@ class _Book(Value):
     version: Literal[1] = 1
     reservations: tuple[Reservation, ...] = ()
     waiting: Mapping[str, datetime] = Field(
-        default_factory=dict, description="batches whose next task does not fit, since when"
+        default_factory=dict, description="whose next guest does not fit, since when"
     )
 
 
 class Budget:
-    """The budget as one batch sees it."""
+    """The budget as one batch sees it, or one sandbox that belongs to none; by its id."""
 
     def __init__(self, store: Store, batch: str) -> None:
         self._store = store
@@ -44,15 +45,20 @@ class Budget:
         self._file = store.budget
         self._guard = store.budget.with_suffix(".lock")
 
-    def admit(self, task: str, wanted: Need, load: Load) -> Verdict:
-        """Decide, and reserve what was decided before anybody else looks."""
+    def admit(self, task: str, wanted: Need, load: Load, *, urgent: bool = False) -> Verdict:
+        """Decide, and reserve what was decided before anybody else looks.
+
+        `urgent`: somebody waits for this one guest, which is held back only by what would hold it
+        back if it were alone.
+        """
         with self._open() as (book, write):
             mine = [one for one in book.reservations if self._is(one, task)]
             if mine:
                 return Verdict(True)  # it has its share already
             if ahead := self._ahead(book):
-                return Verdict(False, f"batch {ahead} waits longer", lacking="turn")
-            verdict = decide(wanted, load, book.reservations, alone=not book.reservations)
+                return Verdict(False, f"{ahead} waits longer", lacking="turn")
+            others = book.reservations
+            verdict = decide(wanted, load, others, alone=urgent or not others)
             waiting = {name: since for name, since in book.waiting.items() if name != self._batch}
             if not verdict.admitted:
                 waiting[self._batch] = book.waiting.get(self._batch, now())
@@ -60,6 +66,11 @@ class Budget:
                 return verdict
             write(_Book(reservations=(*book.reservations, self._of(task, wanted)), waiting=waiting))
             return verdict
+
+    def alone(self) -> bool:
+        """Whether nobody else was promised anything."""
+        with self._open() as (book, _):
+            return all(one.batch == self._batch for one in book.reservations)
 
     def adopt(self, task: str, wanted: Need) -> None:
         """Reserve without asking, for a guest that runs already."""
@@ -120,6 +131,7 @@ class Budget:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[tuple[_Book, Callable[[_Book], None]]]:
+        self._guard.parent.mkdir(mode=0o700, exist_ok=True)  # there may never have been a batch
         with locked(self._guard):
             yield self._living(read_value(self._file, _Book) or _Book()), self._write
 
@@ -129,15 +141,15 @@ class Budget:
     def _living(self, book: _Book) -> _Book:
         """Without what was promised by batches that nobody manages."""
         names = {one.batch for one in book.reservations} | set(book.waiting)
-        living = {
-            name
-            for name in names
-            if name == self._batch or BatchFolder(self._store.batches / name).managed()
-        }
+        living = {name for name in names if name == self._batch or self._lives(name)}
         return _Book(
             reservations=tuple(one for one in book.reservations if one.batch in living),
             waiting={name: at for name, at in book.waiting.items() if name in living},
         )
+
+    def _lives(self, name: str) -> bool:
+        batch = BatchFolder(self._store.batches / name)
+        return batch.managed() or self._store.folder(name).manager_alive()
 
 
 def _differs(told: Reservation, before: Reservation) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from vmsandbox.batch import making, record
 from vmsandbox.batch.conducting import Conductor
 from vmsandbox.batch.plan import Plan, plan_files
-from vmsandbox.batch.record import SKIPPED
+from vmsandbox.batch.record import SKIPPED, Discarded
 from vmsandbox.batch.report import BatchReport, TaskReport, Unwatched, Watcher
 from vmsandbox.sandbox import Rooms
+from vmsandbox.store import Store
 
 
 class Carried:
@@ -31,7 +32,7 @@ class Carried:
 
 
 @contextlib.contextmanager
-def begin_batch(
+def beginning(
     rooms: Rooms, plan: Plan, watcher: Watcher, *, jobs: int | None = None
 ) -> Iterator[Carried]:
     """A new batch of these tasks; nothing of it has started yet.
@@ -52,7 +53,7 @@ def begin_batch(
 
 
 @contextlib.contextmanager
-def resume_batch(
+def resuming(
     rooms: Rooms, selector: str | None, watcher: Watcher, *, jobs: int | None = None
 ) -> Iterator[Carried]:
     """A batch that was interrupted or killed, by id or unique prefix; None: the latest unfinished.
@@ -79,5 +80,29 @@ def run_batch(
     """
     plan = files if isinstance(files, Plan) else plan_files([Path(file) for file in files])
     watcher = watcher or Unwatched()
-    with Rooms.open(root) as rooms, begin_batch(rooms, plan, watcher, jobs=jobs) as batch:
+    with Rooms.open(root) as rooms, beginning(rooms, plan, watcher, jobs=jobs) as batch:
         return batch.run()
+
+
+def resume_batch(
+    selector: str | None = None,
+    *,
+    jobs: int | None = None,
+    watcher: Watcher | None = None,
+    root: Path | None = None,
+) -> BatchReport:
+    """Go on with a batch that was interrupted or killed, to its end; raises as :func:`resuming`."""
+    with (
+        Rooms.open(root) as rooms,
+        resuming(rooms, selector, watcher or Unwatched(), jobs=jobs) as batch,
+    ):
+        return batch.run()
+
+
+def discard_batch(selector: str | None = None, *, root: Path | None = None) -> Discarded:
+    """Give up a batch: nothing of it begins any more. Its sandboxes stay, with their results.
+
+    Raises UsageProblem ``batch_unknown``, ``batch_ambiguous``, ``nothing_to_resume``,
+    ``batch_managed_elsewhere``.
+    """
+    return record.discard(Store(root), selector)

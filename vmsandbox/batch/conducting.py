@@ -143,6 +143,8 @@ class Conductor:
             self._given_up.add(name)
 
     def _end(self, name: str, ended: Ended, **fields: str) -> None:
+        if ended.evidence is None and ended.outcome != SKIPPED:  # no sandbox: this is all there is
+            ended = ended.model_copy(update={"evidence": self._folder.progress})
         self._journal.change(name, ended=ended, **fields)
         self._watcher.ended(self._task_report(name, self._journal.of(name).sandbox, ended))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vmsandbox import review
 from vmsandbox.batch.plan import refuse
-from vmsandbox.batch.record import SKIPPED, Ended
+from vmsandbox.batch.record import SKIPPED, Ended, is_resumable
 from vmsandbox.batch.taskfile import Planned
 from vmsandbox.document import Problem
 from vmsandbox.errors import HostProblem, UsageProblem
@@ -90,16 +90,16 @@ class Maker:
         if has_undecided_result(folder):
             return f"the result of sandbox {shown} waits: vmsandbox review {record.id}"
         if status.state is SandboxState.QUEUED:
-            return f"sandbox {shown} never started: {_go_on(record)}"
+            return f"sandbox {shown} never started: {self._go_on(record)}"
         if record.task_started and not record.collected:
-            return f"what sandbox {shown} did is not collected: {_go_on(record)}"
+            return f"what sandbox {shown} did is not collected: {self._go_on(record)}"
         return ""
 
-
-def _go_on(record: SandboxRecord) -> str:
-    if record.batch:
-        return f"vmsandbox batch --resume {record.batch.batch}"
-    return f"vmsandbox resume {record.id}"
+    def _go_on(self, record: SandboxRecord) -> str:
+        """Its batch may have been discarded."""
+        if record.batch and is_resumable(self._rooms.store, record.batch.batch):
+            return f"vmsandbox batch --resume {record.batch.batch}"
+        return f"vmsandbox resume {record.id}"
 
 
 def request(task: Planned, name: str | None, mark: BatchMark | None) -> Request:

@@ -113,9 +113,13 @@ class BatchFolder:
 
     def finished(self) -> bool:
         """Whether something came of every task."""
+        return not self.left()
+
+    def left(self) -> tuple[str, ...]:
+        """The tasks of which nothing has come."""
         known = self.read_progress().tasks
-        ended = (known.get(task.name, TaskProgress()).ended for task in self.read().tasks)
-        return all(ended)
+        names = (task.name for task in self.read().tasks)
+        return tuple(name for name in names if not known.get(name, TaskProgress()).ended)
 
     @contextlib.contextmanager
     def sole_manager(self) -> Iterator[None]:
@@ -184,6 +188,12 @@ def resolve(store: Store, selector: str | None) -> BatchFolder:
     return found[0]
 
 
+def is_resumable(store: Store, batch: str) -> bool:
+    """Whether there is a batch of this id that could be gone on with."""
+    folder = BatchFolder(store.batches / batch)
+    return folder.plan.exists() and not folder.finished()
+
+
 class Journal:
     """The progress of a batch that we manage; every change is on disk before the call returns."""
 
@@ -203,22 +213,71 @@ class Journal:
             self._tasks[task] = changed
 
 
+class Discarded(Value):
+    """A batch that was given up."""
+
+    batch: str
+    left: tuple[str, ...] = Field(description="tasks that it will not go on with")
+    sandboxes: tuple[str, ...] = Field(description="its sandboxes, which stay as they are")
+
+
+def discard(store: Store, selector: str | None) -> Discarded:
+    """Remove the record of a batch, finished or not; None: the only one that is unfinished.
+
+    Its sandboxes stay, with their results. Raises UsageProblem as :func:`resolve`,
+    ``batch_ambiguous`` also if several are unfinished, and ``batch_managed_elsewhere``.
+    """
+    if selector is None:
+        _refuse_several(store)
+    folder = resolve(store, selector)
+    left: tuple[str, ...] = ()
+    with folder.sole_manager():
+        with contextlib.suppress(HostProblem):  # also one that cannot be read any more
+            left = folder.left()
+        _remove(folder)
+    mine = (one.id for one in store.records() if one.batch and one.batch.batch == folder.id)
+    return Discarded(batch=folder.id, left=left, sandboxes=tuple(mine))
+
+
+def _refuse_several(store: Store) -> None:
+    whole = (folder for folder in folders(store) if folder.plan.exists())
+    unfinished = [folder.id for folder in whole if not folder.finished()]
+    if len(unfinished) > 1:
+        raise UsageProblem(
+            "batch_ambiguous",
+            f"{len(unfinished)} batches are unfinished: {', '.join(unfinished)}",
+            hint=f"vmsandbox batch --discard {unfinished[-1]}",
+        )
+
+
+def _remove(folder: BatchFolder) -> None:
+    """The plan first: without it, it is a leftover and no longer a batch."""
+    folder.plan.unlink(missing_ok=True)
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
 class Freed(Value):
     """A batch that cleaning up looked at."""
 
     batch: str
     detail: str
+    kept: bool = False
 
 
 def clean_up(store: Store, *, dry_run: bool) -> list[Freed]:
-    """Remove batches that are finished, or were never whole; never one that is managed."""
+    """Remove batches that are finished, or were never whole. One that is managed is left out, one
+    that is unfinished is kept and told."""
     found = []
     for folder in folders(store):
         with contextlib.suppress(UsageProblem, HostProblem), folder.sole_manager():
-            whole = folder.plan.exists()
-            if whole and not folder.finished():
-                continue
-            found.append(Freed(batch=folder.id, detail="finished" if whole else "half made"))
-            if not dry_run:
-                shutil.rmtree(folder.path, ignore_errors=True)
+            left = folder.left() if (whole := folder.plan.exists()) else ()
+            detail = _open(folder, left) if left else "finished" if whole else "half made"
+            found.append(Freed(batch=folder.id, detail=detail, kept=bool(left)))
+            if not (left or dry_run):
+                _remove(folder)
     return found
+
+
+def _open(folder: BatchFolder, left: Sequence[str]) -> str:
+    ways = f"vmsandbox batch --resume {folder.id}    (or: vmsandbox batch --discard {folder.id})"
+    return f"{len(left)} of {len(folder.read().tasks)} task(s) left: {ways}"

@@ -27,8 +27,9 @@ Carry out many tasks, each in a virtual machine of its own, as many at once as t
 FILE is YAML or TOML with a list of tasks; --schema says what a task may hold. Two tasks start, what
 they take is measured, then more start while memory, disk and CPU allow. Every result waits for a
 decision. Ctrl-C once begins nothing more, twice ends the tasks (and collects), three times at once;
---resume goes on, also after the batch was killed. The exit code is 0 if all completed, 1 if some
-did not, 130 if something is left to resume.
+--resume goes on, also after the batch was killed; --discard gives up what is left of it and keeps
+its sandboxes. The exit code is 0 if all completed, 1 if some did not, 130 if something is left to
+resume.
 
 Examples:
 
@@ -61,6 +62,9 @@ def batch(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a batch: its id, or the latest unfinished.")
     ] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Give a batch up: its id, or the only unfinished.")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of a task file.")
     ] = False,
@@ -74,17 +78,20 @@ def batch(
     if schema:
         out.result(room.schema(), json.dumps(room.schema(), indent=2))
         return
+    if discard:
+        _discard(out, _only(names or [], "--discard"))
+        return
     watcher = _Lines(out)
     plan = None if resume else _plan(names or [], template)
     with Rooms.open(note=out.note) as rooms:
         way_in = (
-            room.begin_batch(rooms, plan, watcher, jobs=jobs)
+            room.beginning(rooms, plan, watcher, jobs=jobs)
             if plan
-            else room.resume_batch(rooms, _only(names or []), watcher, jobs=jobs)
+            else room.resuming(rooms, _only(names or [], "--resume"), watcher, jobs=jobs)
         )
         with way_in as carried:
             report = attended(out, carried.run, _wishes(carried))
-    out.result(report.model_dump(mode="json"), _table(report))
+    out.result(report.model_dump(mode="json"), table(report))
     _say(out, report)
     if report.unfinished:
         raise typer.Exit(INTERRUPTED)
@@ -121,10 +128,21 @@ def _plan(names: list[str], template: Path | None) -> "Plan":
     return plan_ids(found, names)
 
 
-def _only(names: list[str]) -> str | None:
+def _discard(out: Output, selector: str | None) -> None:
+    from vmsandbox.batch import discard_batch
+
+    gone = discard_batch(selector)
+    out.result(gone.model_dump(mode="json"), f"discarded batch {gone.batch}")
+    if gone.left:
+        out.note(f"{len(gone.left)} task(s) are given up: {', '.join(gone.left)}")
+    if gone.sandboxes:
+        out.note(f"{len(gone.sandboxes)} sandbox(es) stay: {', '.join(gone.sandboxes)}")
+
+
+def _only(names: list[str], way: str) -> str | None:
     if len(names) > 1:
         raise UsageProblem(
-            "too_many_batches", "one batch at a time", hint="vmsandbox batch --resume [BATCH]"
+            "too_many_batches", "one batch at a time", hint=f"vmsandbox batch {way} [BATCH]"
         )
     return names[0] if names else None
 
@@ -159,18 +177,17 @@ def _short(reason: str) -> str:
     return " ".join(reason.split())[:_REASON]
 
 
-def _table(report: "BatchReport") -> "Table":
+def table(report: "BatchReport") -> "Table":
+    """What came of every task, a row for each; guest text in it is made safe."""
     from rich import box
     from rich.table import Table
 
-    from vmsandbox.text import printable
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("name", "id", "outcome", "exit", "result", "changes", "checks"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("reason", overflow="fold", min_width=16)
+        rows.add_column(title, no_wrap=True)
+    rows.add_column("reason", overflow="fold", min_width=16)
     for task in report.tasks:
-        table.add_row(
+        rows.add_row(
             task.name,
             task.id or "",
             task.outcome,
@@ -178,9 +195,18 @@ def _table(report: "BatchReport") -> "Table":
             task.result.state.value if task.result else "",
             str(task.result.changes) if task.result else "",
             _checks(task),
-            printable(_short(task.reason), newlines=False),
+            _reason(task),
         )
-    return table
+    return rows
+
+
+def _reason(task: "TaskReport") -> str:
+    """Why, and the file that says more about what did not go well."""
+    from vmsandbox.text import printable
+
+    said = [_short(task.reason)] if task.reason else []
+    said += [f"evidence: {task.evidence}"] if task.evidence and not task.well else []
+    return printable("\n".join(said))
 
 
 def _checks(task: "TaskReport") -> str:

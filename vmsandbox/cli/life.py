@@ -345,9 +345,14 @@ def _clean_batches(rooms: "Rooms", *, dry_run: bool) -> "list[Cleaned]":
     from vmsandbox import batch
     from vmsandbox.sandbox import Cleaned
 
-    outcome = "would go" if dry_run else "removed"
+    gone = "would go" if dry_run else "removed"
     return [
-        Cleaned(kind="batch", what=freed.batch, outcome=outcome, detail=freed.detail)
+        Cleaned(
+            kind="batch",
+            what=freed.batch,
+            outcome="kept" if freed.kept else gone,
+            detail=freed.detail,
+        )
         for freed in batch.clean_up(rooms.store, dry_run=dry_run)
     ]
 

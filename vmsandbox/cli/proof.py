@@ -3,6 +3,7 @@ does first.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,7 +14,7 @@ from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 
 if TYPE_CHECKING:
-    from vmsandbox.model import CheckRun, ExecResult, Opinion
+    from vmsandbox.model import CheckRun, Opinion
     from vmsandbox.sandbox import Halt
     from vmsandbox.store import SandboxFolder
 
@@ -48,6 +49,7 @@ def verify(
 
       vmsandbox verify last --fresh
     """
+    from vmsandbox.batch import share_of
     from vmsandbox.cli import proof_text
     from vmsandbox.cli.run import UNPROVEN, Printer
     from vmsandbox.sandbox import Halt, Rooms, verify_sandbox
@@ -58,7 +60,9 @@ def verify(
         folder = rooms.store.resolve(selector)
 
         def work() -> "CheckRun":
-            return verify_sandbox(rooms, folder, fresh=fresh, listener=printer, halt=halt)
+            return verify_sandbox(
+                rooms, folder, fresh=fresh, listener=printer, halt=halt, share=share_of(rooms)
+            )
 
         run = _interruptible(out, halt, work)
     printer.close()
@@ -75,7 +79,7 @@ def inspect(
     selector: SelectorArgument,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")],
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="A new guest, as it always is: base and result alone.")
+        bool, typer.Option("--fresh", help="In a new guest that holds only base and result.")
     ] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it our terminal.")] = False,
     env: Annotated[
@@ -84,17 +88,19 @@ def inspect(
     timeout: Annotated[str | None, typer.Option(help="End it after 90s, 5m, 1h30m.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a command on a result in a new guest that is thrown away; its exit code is returned.
+    """Run a command on a result in a guest that is thrown away; its exit code is returned.
 
-    The guest holds base (HEAD~1) and result (HEAD), and nothing else of the task. Nothing flows
-    back, neither to the result nor to the host, also after Ctrl-C.
+    It boots from a copy of the disk as the task left it, with all that was installed or built. With
+    --fresh, or where no such disk holds the result, it is a new guest with base (HEAD~1) and result
+    (HEAD) alone. Nothing flows back to result or host, also after Ctrl-C.
 
     Examples:
 
-      vmsandbox inspect last -- make test
+      vmsandbox inspect last --fresh -- make test
 
       vmsandbox inspect last -t -- bash
     """
+    from vmsandbox.batch import share_of
     from vmsandbox.cli.run import Printer, environment, exit_code
     from vmsandbox.config import parse_duration_s
     from vmsandbox.errors import UsageProblem
@@ -109,19 +115,19 @@ def inspect(
     printer, halt = Printer(out, quiet=False), Halt()
     with Rooms.open(note=out.note) as rooms:
         folder = rooms.store.resolve(selector)
-
-        def work() -> "ExecResult":
-            return inspect_sandbox(
-                rooms,
-                folder,
-                command,
-                env=variables,
-                timeout_s=timeout_s,
-                tty=tty,
-                listener=printer,
-                halt=halt,
-            )
-
+        work = partial(
+            inspect_sandbox,
+            rooms,
+            folder,
+            command,
+            fresh=fresh,
+            env=variables,
+            timeout_s=timeout_s,
+            tty=tty,
+            listener=printer,
+            halt=halt,
+            share=share_of(rooms),
+        )
         ended = _interruptible(out, halt, work)
     printer.close()
     out.result({"id": folder.id, **ended.model_dump(mode="json")})
@@ -132,6 +138,7 @@ def inspect(
 
 def let_review(out: Output, folder: "SandboxFolder", by: str, brief: Path | None) -> None:
     """Let the agent `by` judge the result of a sandbox; what it says is kept with the result."""
+    from vmsandbox.batch import share_of
     from vmsandbox.cli.run import Printer
     from vmsandbox.sandbox import Halt, Rooms, read_brief, review_by
 
@@ -140,7 +147,9 @@ def let_review(out: Output, folder: "SandboxFolder", by: str, brief: Path | None
     with Rooms.open(note=out.note) as rooms:
 
         def work() -> "Opinion":
-            return review_by(rooms, folder, by, goal=goal, listener=printer, halt=halt)
+            return review_by(
+                rooms, folder, by, goal=goal, listener=printer, halt=halt, share=share_of(rooms)
+            )
 
         _interruptible(out, halt, work)
     printer.close()

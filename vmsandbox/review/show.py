@@ -22,6 +22,7 @@ from vmsandbox.model import (
     SandboxRecord,
     Value,
 )
+from vmsandbox.provider import Usage
 from vmsandbox.reach import NetMode
 from vmsandbox.review.applying import conflicts
 from vmsandbox.review.checks import unproven
@@ -139,6 +140,7 @@ def _evidence(folder: SandboxFolder) -> dict[str, Path]:
         "stdout": folder.stdout,
         "stderr": folder.stderr,
         "console": folder.console,
+        "former_console": folder.former_console,
         "events": folder.events,
         "report": folder.report,
         "change_set": folder.change_set,

@@ -24,10 +24,11 @@ from vmsandbox.sandbox.forking import fork_sandbox
 from vmsandbox.sandbox.freezing import Warmed, warm
 from vmsandbox.sandbox.life import Manager, keep_guest
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
-from vmsandbox.sandbox.proving import inspect_sandbox, review_by, verify_sandbox
+from vmsandbox.sandbox.proving import Inspected, inspect_sandbox, review_by, verify_sandbox
 from vmsandbox.sandbox.publishing import published_ports
 from vmsandbox.sandbox.report import Report
 from vmsandbox.sandbox.rooms import Rooms
+from vmsandbox.sandbox.scratch import Share
 from vmsandbox.sandbox.status import Status, observe, observe_all
 from vmsandbox.sandbox.templates import TemplateStatus, all_templates
 from vmsandbox.sandbox.transfer import SyncReport, sync_worktree
@@ -35,6 +36,7 @@ from vmsandbox.sandbox.transfer import SyncReport, sync_worktree
 __all__ = [
     "Cleaned",
     "Halt",
+    "Inspected",
     "Listener",
     "LogTail",
     "Manager",
@@ -42,6 +44,7 @@ __all__ = [
     "Report",
     "Request",
     "Rooms",
+    "Share",
     "Status",
     "SyncReport",
     "TemplateStatus",

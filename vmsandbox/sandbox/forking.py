@@ -4,8 +4,9 @@ kept, everything that identifies the guest is new.
 Both are then alike to everybody else, and neither needs the other.
 """
 
+import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vmsandbox import review
@@ -34,8 +35,7 @@ def fork_sandbox(
     ``sandbox_live``, ``nothing_to_fork``, ``name_taken``; HostProblem ``host_disk_full``,
     ``libvirt_unreachable``.
     """
-    with sole_manager(source, code="sandbox_live", hint=_stop_first(source)):
-        standing = _standing(rooms, source)
+    with standing_still(rooms, source) as standing:
         image = rooms.images.resolve(standing.image_digest)
         host = rooms.host_facts(image)
 
@@ -45,15 +45,36 @@ def fork_sandbox(
             plan_of(record, rooms.store.folder(id_), rooms.store.path, image, host, owner_uid())
             return record
 
-        folder = rooms.store.create(name, make)
-        try:
-            copy_disk(source.overlay, folder.overlay, spare_bytes=LEAST_FREE_BYTES)
-            rooms.store.update(folder, lambda r: r.model_copy(update={"base_in_guest": True}))
-        except BaseException:
-            rooms.store.hand_over(folder)
-            rooms.store.remove(folder)
-            raise
+        return with_copied_disk(rooms, source, name, make)
+
+
+def with_copied_disk(
+    rooms: Rooms,
+    source: SandboxFolder,
+    name: str | None,
+    make: Callable[[str, str, Endpoint], SandboxRecord],
+) -> SandboxFolder:
+    """A sandbox as `make` describes it whose disk is a copy of that of `source`, which stands
+    still; its record says that the worktree is in the guest once all of the disk is there."""
+    folder = rooms.store.create(name, make)
+    try:
+        copy_disk(source.overlay, folder.overlay, spare_bytes=LEAST_FREE_BYTES)
+        rooms.store.update(folder, lambda r: r.model_copy(update={"base_in_guest": True}))
+    except BaseException:
+        rooms.store.hand_over(folder)
+        rooms.store.remove(folder)
+        raise
     return folder
+
+
+@contextlib.contextmanager
+def standing_still(rooms: Rooms, source: SandboxFolder) -> Iterator[SandboxRecord]:
+    """The record of a sandbox whose disk holds its worktree, and that nobody writes inside.
+
+    Raises UsageProblem ``sandbox_live``, ``nothing_to_fork``.
+    """
+    with sole_manager(source, code="sandbox_live", hint=_stop_first(source)):
+        yield _standing(rooms, source)
 
 
 def _stop_first(source: SandboxFolder) -> str:
@@ -61,7 +82,6 @@ def _stop_first(source: SandboxFolder) -> str:
 
 
 def _standing(rooms: Rooms, source: SandboxFolder) -> SandboxRecord:
-    """The record of a sandbox whose disk holds its worktree and is written by nobody."""
     record = source.read_record()
     if rooms.guest_runs(record):
         raise UsageProblem(

@@ -210,7 +210,8 @@ class Manager:
             if self._guest and self._task_runs.is_set() and self._looks % _LISTEN_EVERY == 0:
                 briefing.fetch(self._guest, self.folder, record)
 
-    def _check_ending(self) -> None:
+    def check_ending(self) -> None:
+        """Raises :class:`Interrupted` once somebody has asked for the end."""
         if self._ending.is_set():
             raise Interrupted
 
@@ -309,14 +310,14 @@ class Manager:
             plan,
             self.folder,
             cloned_from=lambda template: self._change(template=template),
-            check=self._check_ending,
+            check=self.check_ending,
         )
         self._change(guest_made=True)
 
     def _connect(self, record: SandboxRecord) -> Guest:
         self.close()
         self._guest = open_guest(self.rooms, self.folder, record)
-        self._check_ending()
+        self.check_ending()
         return self._guest
 
     def close(self) -> None:
@@ -333,7 +334,7 @@ class Manager:
         with self._phase("sync"):
             taken = snapshot.result()
             self._change(snapshot=taken)
-            self._check_ending()
+            self.check_ending()
             transfer.send(self.guest, self.folder.read_record().task, taken)
             briefing.deliver(self.guest, self.folder, self.folder.read_record())
             self._change(base_in_guest=True)
@@ -345,7 +346,7 @@ class Manager:
             record = self._change(exec_result=setbacks.LOST)
         if record.exec_result is not None:
             return
-        self._check_ending()
+        self.check_ending()
         self.services.await_ready()
         self._become(SandboxState.RUNNING)
         heard = Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
@@ -384,7 +385,7 @@ class Manager:
         if again or checking.due(self.folder, self.folder.read_record()):
             self._proving.set()
             with self._phase("verify"):
-                checking.prove(self.guest, self.folder, self._check_ending, again=again)
+                checking.prove(self.guest, self.folder, self.check_ending, again=again)
             self._proving.clear()
 
     def stop(self) -> None:

@@ -7,6 +7,9 @@ Nothing flows back but what is said: check results and opinions are kept with th
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+
+from pydantic import Field
 
 from vmsandbox import brief, review
 from vmsandbox.config import AgentSection
@@ -25,7 +28,7 @@ from vmsandbox.sandbox.create import settings_here
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
 from vmsandbox.sandbox.rooms import Rooms
-from vmsandbox.sandbox.scratch import Scratch, scratch_guest
+from vmsandbox.sandbox.scratch import Scratch, Share, scratch_guest, scratch_on_its_disk, unasked
 from vmsandbox.store import SandboxFolder
 from vmsandbox.text import printable
 
@@ -40,6 +43,7 @@ def verify_sandbox(
     fresh: bool = False,
     listener: Listener | None = None,
     halt: Halt | None = None,
+    share: Share = unasked,
 ) -> CheckRun:
     """Run the checks of a task again and write down what they came to.
 
@@ -56,8 +60,8 @@ def verify_sandbox(
         )
     listener, halt = listener or Quiet(), halt or Halt()
     if not fresh:
-        return _in_its_guest(rooms, folder, record, listener, halt)
-    with scratch_guest(rooms, folder, listener, halt) as scratch:
+        return _in_its_guest(rooms, folder, record, listener, halt, share)
+    with scratch_guest(rooms, folder, listener, halt, share) as scratch:
         listener.phase("verify")
         results = checking.run_checks(scratch.guest, scratch.folder, record, apart=False)
         run = CheckRun(fresh=True, results=results)
@@ -66,14 +70,21 @@ def verify_sandbox(
 
 
 def _in_its_guest(
-    rooms: Rooms, folder: SandboxFolder, record: SandboxRecord, listener: Listener, halt: Halt
+    rooms: Rooms,
+    folder: SandboxFolder,
+    record: SandboxRecord,
+    listener: Listener,
+    halt: Halt,
+    share: Share,
 ) -> CheckRun:
     review.read(folder)  # refuses what was never collected
-    keep = record.keep and rooms.guest_runs(record)
+    runs = rooms.guest_runs(record)
+    keep = record.keep and runs
     with Manager.of(rooms, folder, listener) as manager:
         give_up = partial(_let_go, manager) if keep else manager.ask_to_end
+        room = unasked if runs else share
         try:
-            with halt.heeded_by(give_up):
+            with halt.heeded_by(give_up), room(folder, manager.check_ending):
                 manager.ensure_guest()
                 manager.collect()
                 manager.verify(again=True)
@@ -94,25 +105,45 @@ def _let_go(manager: Manager) -> None:
         manager.guest.interrupt()
 
 
+class Inspected(ExecResult):
+    """What a command on a result came to."""
+
+    fresh: bool = Field(description="in a new guest that held only base and result")
+
+
 def inspect_sandbox(
     rooms: Rooms,
     folder: SandboxFolder,
     command: Sequence[str],
     *,
+    fresh: bool = False,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
     tty: bool = False,
     listener: Listener | None = None,
     halt: Halt | None = None,
-) -> ExecResult:
-    """Run a command on the result in a new guest that is gone afterwards; nothing flows back.
+    share: Share = unasked,
+) -> Inspected:
+    """Run a command on the result in a guest that is gone afterwards; nothing flows back.
 
-    With `tty` it gets our terminal, and no timeout.
+    The guest boots from a copy of the disk as the task left it; with `fresh`, or where there is no
+    such disk, it is a new one that holds base and result alone. With `tty` the command gets our
+    terminal, and no timeout.
     """
-    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt()) as scratch:
+    listener, halt = listener or Quiet(), halt or Halt()
+    with contextlib.ExitStack() as stack:
+        scratch = None
+        if not fresh:
+            copy = scratch_on_its_disk(rooms, folder, listener, halt, share)
+            scratch = stack.enter_context(copy)
+        if new := scratch is None:
+            stack.close()
+            scratch = stack.enter_context(scratch_guest(rooms, folder, listener, halt, share))
         if tty:
-            return scratch.attach(command, env=_variables(scratch, env or {}))
-        return _run(scratch, command, env or {}, timeout_s)
+            ended = scratch.attach(command, env=_variables(scratch, env or {}))
+        else:
+            ended = _run(scratch, command, env or {}, timeout_s)
+        return Inspected(fresh=new, **ended.model_dump())
 
 
 def _run(
@@ -137,6 +168,7 @@ def review_by(
     timeout_s: float | None = REVIEW_TIMEOUT_S,
     listener: Listener | None = None,
     halt: Halt | None = None,
+    share: Share = unasked,
 ) -> Opinion:
     """Let another agent judge a result, and keep what it says with the result.
 
@@ -148,7 +180,7 @@ def review_by(
     known = settings_here(task.worktree, {}).agents
     agent = known.get(by) or AgentSection(command=("/bin/sh", "-c", by))
     asked = goal or task.brief or Brief()
-    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt()) as scratch:
+    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt(), share) as scratch:
         briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
         ended = _run(scratch, agent.command, {**agent.env, **briefing.REVIEWER}, timeout_s)
         report = briefing.said(scratch.guest)[1]

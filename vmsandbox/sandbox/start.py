@@ -61,6 +61,7 @@ def start_guest(
     if folder.overlay.exists():
         _boot(rooms, plan, folder, _with_backing(rooms, record, spec, plan))
         return
+    _keep_console(folder)
     if not (record.cold or plan.image.cloud_init):
         try:
             template = freezing.ensure(rooms, spec, plan.image, plan.host, check)
@@ -183,6 +184,13 @@ def _undo_clone(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder) -> None:
     with contextlib.suppress(VmsandboxError):
         rooms.end_guest(plan.domain_uuid)
     folder.overlay.unlink(missing_ok=True)
+    _keep_console(folder)
+
+
+def _keep_console(folder: SandboxFolder) -> None:
+    """What a start that was given up said is evidence, and libvirt writes the next one over it."""
+    with contextlib.suppress(OSError):
+        folder.console.replace(folder.former_console)
 
 
 # --- what both need -------------------------------------------------------------------------------
