@@ -9,7 +9,6 @@ from pathlib import Path
 
 from vmsandbox import review
 from vmsandbox.batch import share_of
-from vmsandbox.forwards import PublishedPort
 from vmsandbox.model import Brief, CheckRun, Opinion
 from vmsandbox.review import Comparison, Matrix, Queue
 from vmsandbox.sandbox import (

@@ -22,7 +22,6 @@ from vmsandbox.model import (
     SandboxRecord,
     Value,
 )
-from vmsandbox.provider import Usage
 from vmsandbox.reach import NetMode
 from vmsandbox.review.applying import conflicts
 from vmsandbox.review.checks import unproven

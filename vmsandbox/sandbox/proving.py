@@ -7,7 +7,6 @@ Nothing flows back but what is said: check results and opinions are kept with th
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from pydantic import Field
 
