@@ -9,6 +9,7 @@ _API = {
     "run_batch": "vmsandbox.batch",
     "resume_batch": "vmsandbox.batch",
     "discard_batch": "vmsandbox.batch",
+    "read_brief": "vmsandbox.sandbox",
     "verify": "vmsandbox.api",
     "inspect": "vmsandbox.api",
     "review_by": "vmsandbox.api",

@@ -8,5 +8,6 @@ from vmsandbox.api import waiting as waiting
 from vmsandbox.batch import discard_batch as discard_batch
 from vmsandbox.batch import resume_batch as resume_batch
 from vmsandbox.batch import run_batch as run_batch
+from vmsandbox.sandbox import read_brief as read_brief
 
 __version__: str

@@ -1,5 +1,8 @@
-"""Somebody who is not root, through qemu:///session: the whole life, and doctor."""
+"""Somebody who is not root, through qemu:///session: the whole life, a batch, and doctor."""
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,8 @@ from tests.vm.lives import kinds_of, status_of
 
 
 @pytest.fixture
-def project(person: Person) -> Repository:
-    """A repository of theirs, in their home."""
+def project(person: Person) -> Iterator[Repository]:
+    """A repository of theirs, in their home, for a while."""
     path = person.home / "project"
     script = (
         "git init -q -b main project && cd project && echo hello > README && git add README"
@@ -20,7 +23,8 @@ def project(person: Person) -> Repository:
     )
     done = person.run(["sh", "-c", script])
     assert done.returncode == 0, done.stderr
-    return Repository(path)
+    yield Repository(path)
+    shutil.rmtree(path)
 
 
 def test_doctor(persons_state: State) -> None:
@@ -28,6 +32,26 @@ def test_doctor(persons_state: State) -> None:
     assert answer.code == 0, answer.out
     assert answer.data["ok"]
     assert "qemu:///session" in answer.out
+
+
+def test_a_batch(persons_state: State, person: Person, project: Repository) -> None:
+    """Through a libvirt and a budget of their own, as many at once as fit."""
+    state = persons_state
+    tasks = [{"name": name, "command": f"id -un > {name}"} for name in ("one", "two", "three")]
+    file = person.home / "tasks.yaml"
+    file.write_text(json.dumps({"defaults": {"worktree": str(project.path)}, "tasks": tasks}))
+    answer = state("batch", "--json", file)
+    assert answer.code == 0, answer
+    assert [task["outcome"] for task in answer.data["tasks"]] == ["completed"] * 3
+    matrix = state.ok("conflicts", "--json").data
+    assert [one["applies"] for one in matrix["results"]] == [True] * 3
+    for task in answer.data["tasks"]:
+        state.ok("apply", "--yes", task["id"])
+        written: Path = project.path / task["name"]
+        assert (written.read_text(), written.stat().st_uid) == ("agent\n", person.uid)
+    state.ok("cleanup")
+    assert state.ok("cleanup", "--json").data["items"] == []
+    assert state.ids() == []
 
 
 def test_a_whole_life(persons_state: State, person: Person, project: Repository) -> None:
