@@ -126,7 +126,9 @@ def test_a_guest_beside_batches_has_its_share_while_it_lives(two: Two, store: St
     busy = load(1).model_copy(update={"cpu_pressure": 95.0})
     with locked(look.manager_lock):
         assert budget.alone()
+        assert not two.first.admit("large", LARGE, load(2)).admitted, "it waits from now on"
         assert budget.admit("look", ONE, busy, urgent=True).admitted
+        two.first.give_back()
         assert not two.first.admit("a", ONE, load(1)).admitted
         assert not two.second.admit("a", ONE, busy).admitted, "a batch heeds pressure"
     assert two.first.admit("a", ONE, load(1)).admitted, "nobody looks any more"

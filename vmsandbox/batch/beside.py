@@ -1,8 +1,8 @@
 """Owns the share of this host that a single guest gets beside batches: one for a look at a result.
 
 It takes part in their budget as a batch of one guest would, so neither takes what the other was
-promised. Somebody waits for it: it is not held back by pressure, and it does not wait for what
-nobody would give back.
+promised. Somebody waits for it: it is not held back by pressure nor by batches that wait, and it
+does not wait for what nobody would give back.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def _wait(rooms: Rooms, budget: Budget, wanted: Need, check: Callable[[], None])
         verdict = budget.admit(_TASK, wanted, host.load(rooms.store.path), urgent=True)
         if verdict.admitted:
             return
-        if verdict.never or (verdict.lacking != "turn" and budget.alone()):
+        if verdict.never or budget.alone():
             raise _full(verdict)
         if verdict.lacking != lacking:
             lacking = verdict.lacking

@@ -48,14 +48,14 @@ class Budget:
     def admit(self, task: str, wanted: Need, load: Load, *, urgent: bool = False) -> Verdict:
         """Decide, and reserve what was decided before anybody else looks.
 
-        `urgent`: somebody waits for this one guest, which is held back only by what would hold it
-        back if it were alone.
+        `urgent`: somebody waits for this one guest. It passes those that wait, and only what would
+        hold it back if it were alone does so.
         """
         with self._open() as (book, write):
             mine = [one for one in book.reservations if self._is(one, task)]
             if mine:
                 return Verdict(True)  # it has its share already
-            if ahead := self._ahead(book):
+            if not urgent and (ahead := self._ahead(book)):
                 return Verdict(False, f"{ahead} waits longer", lacking="turn")
             others = book.reservations
             verdict = decide(wanted, load, others, alone=urgent or not others)
