@@ -67,9 +67,12 @@ class Rule(NamedTuple):
         port = "" if self.port is None else f":{self.port}"
         return f"{'*.' if self.below else ''}{self.host}{port}"
 
+    @property
+    def ports(self) -> frozenset[int]:
+        return WEB_PORTS if self.port is None else frozenset({self.port})
+
     def fits(self, host: str, port: int) -> bool:
-        ports = WEB_PORTS if self.port is None else {self.port}
-        if port not in ports:
+        if port not in self.ports:
             return False
         return host.endswith(f".{self.host}") if self.below else host == self.host
 

@@ -106,7 +106,8 @@ def _line(entry: "Entry") -> str:
 
 def _text(status: "NetStatus") -> str:
     lines = [f"{status.name}: net {status.mode}" + ("" if status.open else ", shut now")]
-    for layer, whose in zip(status.net.layers, ("you", *["the project"] * 9), strict=False):
+    for number, layer in enumerate(status.net.layers):
+        whose = "the project" if number else "you"
         said = [f"allow {', '.join(layer.allow)}"] if layer.allow else []
         said += [f"deny {', '.join(layer.deny)}"] if layer.deny else []
         lines.append(f"  {whose}: {layer.mode}" + "".join(f"; {part}" for part in said))

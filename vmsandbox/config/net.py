@@ -2,12 +2,23 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from vmsandbox.model import Value
-from vmsandbox.reach import AddressText, HostText, Net, NetMode, NetworkText, Policy, RuleText
+from vmsandbox.reach import (
+    AddressText,
+    HostText,
+    Net,
+    NetMode,
+    NetworkText,
+    Policy,
+    Rule,
+    RuleText,
+    rules_of,
+)
 
 
 class NetSection(Value):
@@ -56,6 +67,18 @@ def net_of(sources: Sequence[tuple[str, str, bool]], flags: Mapping[str, Any]) -
             layers.append(NetSection.model_validate(table).narrowing())
     layers.insert(0, own.layer(NetSection.model_validate(flags)))
     return Net(layers=tuple(layers), private=own.allow_private, hosts=own.hosts)
+
+
+def asked_in_vain(net: Net) -> tuple[str, ...]:
+    """Rules of a repository for what the user does not let through, so that they do nothing."""
+    own, *others = net.layers
+    asked = [text for layer in others for text in layer.allow]
+    return tuple(text for text in asked if not all(map(partial(_lets, own), rules_of([text]))))
+
+
+def _lets(policy: Policy, rule: Rule) -> bool:
+    host = f"any.{rule.host}" if rule.below else rule.host
+    return not any(policy.objection(host, port) for port in rule.ports)
 
 
 def not_its_own(document: Mapping[str, Any]) -> list[str]:

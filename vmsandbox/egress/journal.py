@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from vmsandbox.text import printable
 from vmsandbox.values import Value, now
 
-LOG_MOST_BYTES = 64 * 1024 * 1024
+LOG_MOST_BYTES = 32 * 1024 * 1024
 _REFUSALS_MOST_BYTES = LOG_MOST_BYTES // 8
 _TARGET_CHARACTERS = 300
 _TARGETS_MOST = 200

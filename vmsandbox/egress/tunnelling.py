@@ -55,8 +55,10 @@ class Tunnel:
 
     def end(self, why: str = "manager_ended") -> None:
         """Cut it, from any thread."""
-        self.ended_by = why
+        if self.ended_by == "done":
+            self.ended_by = why
         _shut(self._upstream, socket.SHUT_RDWR)
+        _shut(self._stream, socket.SHUT_RDWR)  # a close alone wakes nobody who waits
         with contextlib.suppress(OSError):
             self._stream.close()
 
@@ -112,9 +114,9 @@ class Tunnel:
                 self._received += len(data)
             self._stream.shutdown(socket.SHUT_WR)
         except OSError:
-            self.end("broken" if self.ended_by == "done" else self.ended_by)
+            self.end("broken")
 
 
-def _shut(sock: socket.socket, how: int) -> None:
+def _shut(sock: Stream, how: int) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(how)

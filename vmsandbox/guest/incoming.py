@@ -65,8 +65,9 @@ class _Weir:
 
     def set(self) -> None:
         # The buffer's lock is held; its length alone may be looked at.
-        if len(self._channel.in_buffer._buffer) > _BUFFER_MOST_BYTES:  # type: ignore[attr-defined]
-            self._channel.transport.sock.close()
+        waiting = len(self._channel.in_buffer._buffer)  # type: ignore[attr-defined]
+        if waiting > _BUFFER_MOST_BYTES and (transport := self._channel.transport):
+            transport.sock.close()
 
     def clear(self) -> None:
         """Called when the buffer is empty."""

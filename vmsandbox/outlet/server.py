@@ -4,6 +4,7 @@ handler by what a request is about.
 
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -74,6 +75,8 @@ class Outlet:
         self._handle(exchange)
         if exchange.tunnelled:
             return False
+        if connection.they_are_waiting_for_100_continue:
+            return False  # they may send the body or not
         while connection.their_state is h11.SEND_BODY:  # what the handler did not want to read
             next_event(connection, stream, _HEAD_S)
         return connection.our_state is connection.their_state is h11.DONE
@@ -121,5 +124,7 @@ def _say_bad(stream: Stream, connection: h11.Connection, error: h11.RemoteProtoc
 
 
 def _close(stream: Stream) -> None:
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)  # a close alone wakes nobody who waits
     with contextlib.suppress(OSError):
         stream.close()
