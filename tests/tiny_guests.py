@@ -38,6 +38,7 @@ THEN: Mapping[str, bytes] = {
     "obey the button": _AWAIT_BUTTON + _POWER_OFF + _HALT,
     "reset": _RESET + _HALT,
     "again": b"",
+    "spin": bytes.fromhex("eb fe"),  # jmp to itself
 }
 
 

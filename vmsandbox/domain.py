@@ -80,6 +80,8 @@ class DomainSpec(Value):
     cmdline: str
     disk: Path = Field(description="the qcow2 overlay; the guest's vda")
     disk_mib: int = Field(description="its virtual size, which only the file itself says")
+    disk_mib_s: int = Field(default=0, description="the most read and written a second; 0: all")
+    disk_iops: int = Field(default=0, description="the most reads and writes a second; 0: all")
     backing: tuple[Layer, ...] = Field(description="below the overlay, nearest first")
     seed_iso: Path | None = Field(default=None, description="the guest's vdb")
     seed_socket: Path
@@ -261,8 +263,18 @@ def _overlay(spec: DomainSpec) -> ET.Element:
         above.append(below)
         above = below
     above.append(_element("backingStore"))
-    disk.extend([_element("target", dev="vda", bus="virtio"), _pci("disk")])
+    disk.extend([_element("target", dev="vda", bus="virtio"), *_throttle(spec), _pci("disk")])
     return disk
+
+
+def _throttle(spec: DomainSpec) -> Iterator[ET.Element]:
+    """QEMU's own throttling, which needs no cgroups."""
+    bounds = {
+        "total_bytes_sec": spec.disk_mib_s * 1024 * 1024,
+        "total_iops_sec": spec.disk_iops,
+    }
+    if any(bounds.values()):
+        yield _nest("iotune", *(_element(name, most) for name, most in bounds.items() if most))
 
 
 def _seed_disk(iso: Path) -> ET.Element:

@@ -114,6 +114,19 @@ def test_there_is_nothing_to_share_or_to_look_at(spec: DomainSpec) -> None:
     assert devices.find("memballoon").attrib == {"model": "none"}  # type: ignore[union-attr]
 
 
+def test_the_disk_is_throttled_as_asked() -> None:
+    plain = ET.fromstring(domain_xml(cold()))
+    assert plain.find("devices/disk/iotune") is None
+    spec = cold(disk_mib_s=300, disk_iops=20_000)
+    (bounds,) = ET.fromstring(domain_xml(spec)).iterfind("devices/disk/iotune")
+    assert {one.tag: one.text for one in bounds} == {
+        "total_bytes_sec": str(300 * 1024 * 1024),
+        "total_iops_sec": "20000",
+    }
+    (only,) = ET.fromstring(domain_xml(cold(disk_iops=5))).iterfind("devices/disk/iotune")
+    assert [one.tag for one in only] == ["total_iops_sec"]
+
+
 path_text = st.text(
     st.characters(
         min_codepoint=0x20, exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"

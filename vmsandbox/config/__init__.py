@@ -74,6 +74,9 @@ class SandboxSection(Value):
     cpus: int = Field(default=1, ge=1, le=256)
     memory: SizeMib = Field(default=1024, ge=128, le=4 * 1024 * 1024, description="MiB, or 2G")
     disk: SizeMib = Field(default=20 * 1024, ge=512, le=64 * 1024 * 1024, description="MiB, or 40G")
+    cpu_weight: int = Field(default=100, ge=1, le=100, description="beside other sandboxes")
+    disk_mib_s: int = Field(default=300, ge=0, le=10**6, description="MiB a second; 0: no limit")
+    disk_iops: int = Field(default=20_000, ge=0, le=10**8, description="a second; 0: no limit")
     timeout: DurationS | None = Field(default=None, description="seconds, or 90s, 5m, 1h30m")
     boot_timeout: DurationS = Field(default=180.0, description="until SSH answers")
     include: tuple[str, ...] = Field(default=(), description="globs of ignored files to bring in")
@@ -124,6 +127,9 @@ class Config(Value):
             cpus=box.cpus,
             memory_mib=box.memory,
             disk_mib=box.disk,
+            cpu_weight=box.cpu_weight,
+            disk_mib_s=box.disk_mib_s,
+            disk_iops=box.disk_iops,
             timeout_s=box.timeout,
             boot_timeout_s=box.boot_timeout,
             result_max_paths=self.result.max_paths,

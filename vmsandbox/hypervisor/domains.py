@@ -20,7 +20,7 @@ import libvirt_qemu
 from vmsandbox.deadline import Deadline
 from vmsandbox.domain import METADATA_NAMESPACE, NETDEV, forward
 from vmsandbox.errors import HostProblem
-from vmsandbox.hypervisor import evidence, facts, processes
+from vmsandbox.hypervisor import evidence, facts, processes, shares
 from vmsandbox.hypervisor.connection import Connection
 from vmsandbox.hypervisor.problems import is_absent, is_lost, translate
 from vmsandbox.hypervisor.processes import MemoryFigures, QemuProcess
@@ -147,6 +147,14 @@ class Hypervisor:
     def resume(self, uuid: str) -> None:
         """Let the guest's CPUs run."""
         self._with(uuid, "resuming", lambda domain: domain.resume())
+
+    def weigh(self, uuid: str, weight: int, vcpus: int) -> None:
+        """Give a guest its share of the host's CPU time, see :mod:`vmsandbox.hypervisor.shares`.
+
+        Raises HostProblem, for one that has just gone ``domain_gone``.
+        """
+        if (pid := self.pid(uuid)) is not None:
+            self._with(uuid, "weighing", lambda domain: shares.give(domain, pid, weight, vcpus))
 
     def shutdown(self, uuid: str, *, deadline_s: float) -> bool:
         """Press the power button and wait; after the deadline, destroy.

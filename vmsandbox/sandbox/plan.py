@@ -155,6 +155,8 @@ def domain_spec(
         cmdline=image.cmdline,
         disk=folder.overlay,
         disk_mib=limits.disk_mib,
+        disk_mib_s=limits.disk_mib_s,
+        disk_iops=limits.disk_iops,
         backing=(Layer(path=image.rootfs, format=image.rootfs_format),),
         seed_iso=folder.seed_iso,
         seed_socket=folder.seed_socket,

@@ -118,6 +118,7 @@ def _boot(rooms: Rooms, plan: LaunchPlan, folder: SandboxFolder, spec: DomainSpe
     _hand_to_qemu(plan, folder)
     rooms.end_guest(plan.domain_uuid)  # libvirt may still be busy with its end
     rooms.hypervisor.start(xml)
+    _weigh(rooms, plan)
 
 
 # --- clone ----------------------------------------------------------------------------------------
@@ -144,6 +145,7 @@ def _clone(
             migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
         rooms.hypervisor.resume(plan.domain_uuid)
         _send_seed(plan, folder)
+        _weigh(rooms, plan)
 
 
 def _send_seed(plan: LaunchPlan, folder: SandboxFolder) -> None:
@@ -191,6 +193,14 @@ def _keep_console(folder: SandboxFolder) -> None:
     """What a start that was given up said is evidence, and libvirt writes the next one over it."""
     with contextlib.suppress(OSError):
         folder.console.replace(folder.former_console)
+
+
+def _weigh(rooms: Rooms, plan: LaunchPlan) -> None:
+    """A guest is no worse for a host that cannot weigh it."""
+    try:
+        rooms.hypervisor.weigh(plan.domain_uuid, plan.limits.cpu_weight, plan.limits.cpus)
+    except HostProblem as problem:
+        rooms.note(f"cpu_weight has no effect: {problem.message}")
 
 
 # --- what both need -------------------------------------------------------------------------------
