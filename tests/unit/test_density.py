@@ -12,6 +12,7 @@ from tests.outcomes import DIGEST, GIB, HOST, conditions, failed, one_pass, outc
 from vmsandbox.density import costs, probes
 from vmsandbox.density.figures import (
     MIB,
+    Held,
     HostReading,
     StoppedBy,
     cost_of,
@@ -119,6 +120,21 @@ def test_the_figures_of_the_end_count() -> None:
     summary = summarize(early.model_copy(update={"samples": samples}), cpus=2, disk_free_bytes=GIB)
     assert summary
     assert summary.pss_bytes == 10 * MIB
+
+
+def test_a_workload_is_told_apart_from_the_idle_guest() -> None:
+    idle = one_pass(3)
+    assert summarize(idle, cpus=2, disk_free_bytes=GIB).work is None  # type: ignore[union-attr]
+    before = Held(pss_bytes=0, private_bytes=20 * MIB, rss_bytes=0, disk_bytes=MIB // 2)
+    worked = [
+        sample.model_copy(update={"before_work": before, "workload_s": 4.0 + number})
+        for number, sample in enumerate(idle.samples)
+    ]
+    summary = summarize(idle.model_copy(update={"samples": worked}), cpus=2, disk_free_bytes=GIB)
+    assert summary
+    assert summary.work
+    assert summary.work.private_bytes == summary.private_bytes - 20 * MIB
+    assert (summary.work.disk_bytes, summary.work.seconds) == (MIB // 2, 5.0)
 
 
 def test_nothing_measured_is_no_summary() -> None:

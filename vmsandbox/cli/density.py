@@ -39,7 +39,8 @@ def density(
     cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
     hold: Annotated[str, typer.Option(metavar="S", help="Let each step settle for 5s, 1m.")] = "5s",
     workload: Annotated[
-        str | None, typer.Option(metavar="CMD", help="Each guest runs this first, as agent.")
+        str | None,
+        typer.Option(metavar="CMD", help="Each guest runs this first, as agent; docker: that."),
     ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Boot from the image, do not clone.")

@@ -51,6 +51,14 @@ class Held(Value):
     disk_bytes: int = Field(description="allocated by the files of its sandbox")
 
 
+class Work(Value):
+    """What a workload takes on top of an idle guest."""
+
+    private_bytes: int
+    disk_bytes: int
+    seconds: float
+
+
 class Sample(Value):
     """One guest."""
 
@@ -63,6 +71,7 @@ class Sample(Value):
     )
     timings: dict[str, float] = Field(default_factory=dict, description="phases within that")
     workload_s: float | None = None
+    before_work: Held | None = Field(default=None, description="where there is a workload")
     settled: Held | None = Field(default=None, description="after its own step had settled")
     idle_cpu_share: float | None = Field(default=None, description="of one core, in the last rest")
     end: Held | None = Field(default=None, description="when no more guests were started")
@@ -72,6 +81,18 @@ class Sample(Value):
     def held(self) -> Held | None:
         """The latest that is known."""
         return self.end or self.settled
+
+    @property
+    def work(self) -> Work | None:
+        """What its workload took, if it had one."""
+        before, after = self.before_work, self.held
+        if before is None or after is None or self.workload_s is None:
+            return None
+        return Work(
+            private_bytes=after.private_bytes - before.private_bytes,
+            disk_bytes=after.disk_bytes - before.disk_bytes,
+            seconds=self.workload_s,
+        )
 
 
 class Step(Value):
@@ -150,6 +171,7 @@ class Summary(Value):
     cost_bytes: int = Field(description="memory of the host that one more guest takes")
     fits: int = Field(description="guests on this host as it was before the first")
     limited_by: Literal["memory", "disk"]
+    work: Work | None = Field(default=None, description="of the workload alone, medians")
     fits_cpu_share: float | None = Field(
         description="of all CPUs, what that many idle guests would take; above 1 they are not idle"
     )
@@ -233,7 +255,18 @@ def summarize(one: Pass, *, cpus: int, disk_free_bytes: int) -> Summary | None:
         cost_bytes=cost,
         fits=fits,
         limited_by=limit,
+        work=_median_work([work for sample in measured if (work := sample.work)]),
         fits_cpu_share=None if share is None else round(fits * share / cpus, 4),
+    )
+
+
+def _median_work(found: Sequence[Work]) -> Work | None:
+    if not found:
+        return None
+    return Work(
+        private_bytes=_median([work.private_bytes for work in found]),
+        disk_bytes=_median([work.disk_bytes for work in found]),
+        seconds=round(statistics.median(work.seconds for work in found), 3),
     )
 
 

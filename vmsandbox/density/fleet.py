@@ -16,6 +16,7 @@ from typing import Any
 
 from vmsandbox.density import probes
 from vmsandbox.density.figures import Failed, Held, Sample, Start
+from vmsandbox.density.workloads import spelled_out
 from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
 from vmsandbox.guest import Deadline, Guest
 from vmsandbox.guest.task import as_user, user_environment
@@ -172,7 +173,8 @@ class Fleet:
         """Let all of these run a command to its end, at the same time."""
         with ThreadPoolExecutor(max(1, len(members)), thread_name_prefix="work") as pool:
             for member in members:
-                pool.submit(self._guarded, member, "workload", self._work, command)
+                member.learn(before_work=self.held(member))
+                pool.submit(self._guarded, member, "workload", self._work, spelled_out(command))
 
     def _work(self, member: Member, command: str) -> None:
         variables = [f"{name}={value}" for name, value in user_environment("agent").items()]

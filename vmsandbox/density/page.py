@@ -7,7 +7,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from vmsandbox.density.figures import MIB, Conditions, Outcome, Pass, Sample, Summary
+from vmsandbox.density.figures import MIB, Conditions, Outcome, Pass, Sample, Summary, Work
 from vmsandbox.text import printable
 
 _STYLE = """
@@ -131,6 +131,7 @@ def summary_rows(one: Summary) -> list[tuple[str, str]]:
             "first command p95, first and last quarter",
             f"{one.first_quarter_p95_s:.2f} s, {one.last_quarter_p95_s:.2f} s",
         ),
+        ("the workload takes", _work(one.work) if one.work else "no workload"),
         ("CPU while idle", unknown if idle is None else f"{100 * idle:.2f} % of a core"),
         ("would fit on this host", f"{one.fits} (limited by {one.limited_by})"),
         (
@@ -140,6 +141,11 @@ def summary_rows(one: Summary) -> list[tuple[str, str]]:
             else f"{100 * one.fits_cpu_share:.0f} % of the host's",
         ),
     ]
+
+
+def _work(work: Work) -> str:
+    memory, disk = _mib(work.private_bytes), _mib(work.disk_bytes)
+    return f"{memory} of private memory, {disk} of disk, {work.seconds:.1f} s"
 
 
 def _failures(outcome: Outcome) -> str:
