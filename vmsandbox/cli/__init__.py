@@ -71,9 +71,10 @@ def _register() -> None:
         run,
     )
 
-    for module in (run, attach, batch, life, guest, net, review, review_many, proof, density, doctor):
+    for module in (run, batch, life, guest, net, review, review_many, proof, density, doctor):
         module.register(app)
     ports.register(app)
+    attach.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")
 
