@@ -8,14 +8,13 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-PATIENCE_S = 60.0
-
 
 class Screens:
     """Terminals of a tmux server of our own; each is named."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience_s: float = 60.0) -> None:
         self._socket = folder / "screens"
+        self._patience_s = patience_s
 
     def tmux(self, *arguments: str) -> str:
         argv = ["tmux", "-u", "-f", "/dev/null", "-S", str(self._socket), *arguments]
@@ -58,7 +57,7 @@ class Screens:
             return text in seen[0]
 
         try:
-            wait_until(there, PATIENCE_S)
+            wait_until(there, self._patience_s)
         except AssertionError as error:
             raise AssertionError(f"{text!r} is not on {name}:\n{seen[0]}") from error
         return seen[0]
@@ -75,7 +74,7 @@ class Screens:
             found[0] = self.tmux("display-message", "-p", "-t", name, asked).strip()
             return found[0] != ":"
 
-        wait_until(known, PATIENCE_S)
+        wait_until(known, self._patience_s)
         status, _, signal = found[0].partition(":")
         return int(status) if status else -int(signal)
 
@@ -86,10 +85,10 @@ class Screens:
 
 
 @contextlib.contextmanager
-def screens() -> Iterator[Screens]:
+def screens(patience_s: float = 60.0) -> Iterator[Screens]:
     """Gone afterwards, with all that runs on them."""
     with tempfile.TemporaryDirectory(prefix="vms-") as folder:
-        found = Screens(Path(folder))
+        found = Screens(Path(folder), patience_s)
         try:
             yield found
         finally:

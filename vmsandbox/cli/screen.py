@@ -80,8 +80,8 @@ def stay(
     if not attach(rooms, folder, terminal):
         out.note(f"left; come back: vmsandbox attach {folder.id}")
         return None
-    if not folder.manager_alive():
-        out.note(f"nobody manages {folder.id}: vmsandbox resume {folder.id}")
-        return None
     with out.waiting("collecting"):
-        return await_report(folder)
+        report = await_report(folder)
+    if report is None:
+        out.note(f"nobody manages {folder.id}: vmsandbox resume {folder.id}")
+    return report

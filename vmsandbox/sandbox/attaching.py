@@ -7,7 +7,7 @@ Knows the guest's screen as a script that shows it; who manages the sandbox does
 import time
 from collections.abc import Callable
 
-from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem, VmsandboxError
+from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem
 from vmsandbox.guest import Deadline, Guest, Terminal
 from vmsandbox.guest.task import ON_SCREEN
 from vmsandbox.model import SandboxRecord, SandboxState
@@ -69,6 +69,7 @@ def _over(rooms: Rooms, folder: SandboxFolder) -> bool:
     """True for a task that ended under our eyes; refuses one that had ended, or never began."""
     if folder.manager_alive():
         return True
+    _refuse_failed(folder.read_record())
     record = running_record(rooms, folder)
     raise UsageProblem(
         "task_ended",
@@ -103,18 +104,20 @@ def _await(folder: SandboxFolder, there: Callable[[SandboxRecord], bool]) -> boo
     return False
 
 
-def await_report(folder: SandboxFolder) -> Report:
-    """What a life comes to, once its manager is done. Raises what it failed with."""
+def await_report(folder: SandboxFolder) -> Report | None:
+    """What a life comes to, once its manager is done; None if it has none and nobody knows yet.
+
+    Raises what it failed with.
+    """
     deadline = Deadline(None)
     while folder.manager_alive() and not deadline.passed():
         time.sleep(_POLL_S)
     record = folder.read_record()
-    if record.state is SandboxState.FAILED and record.failure:
-        raise _failure(record)
-    return report_of(folder)
+    _refuse_failed(record)
+    return report_of(folder) if record.exec_result else None
 
 
-def _failure(record: SandboxRecord) -> VmsandboxError:
+def _refuse_failed(record: SandboxRecord) -> None:
     failed = record.failure
-    assert failed
-    return HostProblem(failed.code, failed.message, hint=failed.hint, evidence=failed.evidence)
+    if failed and record.state is SandboxState.FAILED:
+        raise HostProblem(failed.code, failed.message, hint=failed.hint, evidence=failed.evidence)
