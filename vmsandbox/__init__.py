@@ -17,6 +17,7 @@ _API = {
     "compare": "vmsandbox.api",
     "conflicts": "vmsandbox.api",
     "fork": "vmsandbox.api",
+    "published_ports": "vmsandbox.api",
 }
 """What programs import from here; read when it is first asked for, so that the command line is
 quick. The stub beside this file says the same to type checkers."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vmsandbox import review
 from vmsandbox.batch import share_of
+from vmsandbox.forwards import PublishedPort
 from vmsandbox.model import Brief, CheckRun, Opinion
 from vmsandbox.review import Comparison, Matrix, Queue
 from vmsandbox.sandbox import (
@@ -21,6 +22,7 @@ from vmsandbox.sandbox import (
     inspect_sandbox,
     verify_sandbox,
 )
+from vmsandbox.sandbox import published_ports as published_of
 from vmsandbox.sandbox import review_by as reviewed_by
 
 
@@ -89,6 +91,13 @@ def conflicts(selectors: Sequence[str], *, root: Path | None = None) -> Matrix:
     with Rooms.open(root) as rooms:
         live = partial(review.task_runs, guest_alive=rooms.guest_alive)
         return review.matrix([rooms.store.resolve(selector) for selector in selectors], live)
+
+
+def published_ports(selector: str, *, root: Path | None = None) -> tuple[PublishedPort, ...]:
+    """What is published of a running sandbox. Raises UsageProblem ``guest_not_running``,
+    ``not_published``."""
+    with Rooms.open(root) as rooms:
+        return published_of(rooms, rooms.store.resolve(selector))[1].ports
 
 
 def fork(
