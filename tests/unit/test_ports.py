@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from vmsandbox import config
 from vmsandbox.addresses import Pool
+from vmsandbox.batch import plan_files
+from vmsandbox.batch.making import request
 from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem
 from vmsandbox.forwards import Listener, PortMapping, parse_mapping, url_of
 from vmsandbox.ports import parse_line, reachable, tables, target_of
@@ -101,6 +104,25 @@ def test_a_project_may_say_what_is_published() -> None:
     wrong = '[ports]\npublish = ["0.0.0.0:80:80"]\n'
     with pytest.raises(UsageProblem, match=r"vmsandbox.toml: ports.publish.*no loopback"):
         config.load([config.Source("vmsandbox.toml", wrong, False)])
+
+
+def test_a_task_of_a_batch_may_say_what_is_published(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text(
+        'tasks: [{name: a, worktree: ., command: x, publish: ["8080:3000"], auto_publish: false}]'
+    )
+    (task,) = plan_files([file]).tasks
+    asked = request(task, None, None)
+    assert (asked.publish, asked.publishes) == ((PortMapping(host=8080, guest=3000),), False)
+
+
+def test_sandboxes_that_are_alike_cannot_share_a_port(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text(
+        'tasks: [{name: a, worktree: ., command: x, repeat: 2, publish: ["8080:3000"]}]'
+    )
+    with pytest.raises(UsageProblem, match="several sandboxes cannot have the same port"):
+        plan_files([file])
 
 
 # --- what a guest says ----------------------------------------------------------------------------
