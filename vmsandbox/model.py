@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from vmsandbox.asking import AskRules as AskRules
 from vmsandbox.forwards import PortMapping as PortMapping
 from vmsandbox.proof import Check as Check
 from vmsandbox.proof import CheckResult as CheckResult
@@ -20,6 +21,8 @@ from vmsandbox.proof import Finding as Finding
 from vmsandbox.proof import HttpCheck as HttpCheck
 from vmsandbox.proof import Opinion as Opinion
 from vmsandbox.proof import Severity as Severity
+from vmsandbox.provider import Budget as Budget
+from vmsandbox.provider import Gateway as Gateway
 from vmsandbox.reach import Net
 from vmsandbox.states import Outcome as Outcome
 from vmsandbox.states import ResultState as ResultState
@@ -348,6 +351,18 @@ class BatchMark(Value):
     task: str
 
 
+class Equipment(Value):
+    """What a task is given to work with beside its guest."""
+
+    agent: str = Field(default="", description="the agent that the task is, by name")
+    report_from: Literal["file", "stdout"] = Field(
+        default="file", description="where a report is taken from that the agent did not write"
+    )
+    gateways: tuple[Gateway, ...] = Field(default=(), description="open to the guest; no key")
+    budget: Budget = Budget()
+    asks: AskRules | None = Field(default=None, description="None: it cannot ask")
+
+
 class Origin(Value):
     """The sandbox that a fork was made of, as it was then; it may be gone by now."""
 
@@ -381,6 +396,7 @@ class SandboxRecord(Value):
         default=(), description="ports that lead to the guest's whether or not one listens there"
     )
     publishes: bool = Field(default=True, description="what listens in the guest is published")
+    equipment: Equipment = Equipment()
     keep: bool = False
     cold: bool = Field(default=False, description="boot from the image, use no template")
     template: str | None = Field(default=None, description="what the guest was cloned from")
@@ -404,7 +420,7 @@ class SandboxRecord(Value):
     @property
     def heard(self) -> bool:
         """Whether the agent is told where to leave a report and a status, and both are fetched."""
-        return bool(self.task.brief or self.batch or self.forked_from)
+        return bool(self.task.brief or self.batch or self.forked_from or self.equipment.agent)
 
 
 class MeasuredCost(Value):

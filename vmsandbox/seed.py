@@ -142,7 +142,7 @@ def guest_scripts() -> dict[str, bytes]:
 
 def purposes(spec: SeedSpec) -> dict[str, str]:
     """File in the seed → what it is for; never a content."""
-    return _PURPOSES | {f"{SCRIPTS_FOLDER}/{name}": "guest script" for name in sorted(spec.scripts)}
+    return _PURPOSES | {_script(name): "guest script" for name in sorted(spec.scripts)}
 
 
 def seed_tar(spec: SeedSpec) -> bytes:
@@ -176,7 +176,12 @@ def _files(spec: SeedSpec) -> dict[str, tuple[bytes, int]]:
         HOST_KEY: (spec.host_key.get_secret_value().encode(), 0o600),
         f"{HOST_KEY}.pub": (f"{spec.host_key_public}\n".encode(), 0o644),
         AUTHORIZED_KEYS: (f"{spec.authorized_key}\n".encode(), 0o644),
-    } | {f"{SCRIPTS_FOLDER}/{name}": (content, 0o755) for name, content in spec.scripts.items()}
+    } | {_script(name): (content, 0o755) for name, content in spec.scripts.items()}
+
+
+def _script(name: str) -> str:
+    """Where a script lies: what people and agents call is found by its name alone."""
+    return f"{'usr/bin' if name.startswith('vmsandbox-') else SCRIPTS_FOLDER}/{name}"
 
 
 def _hosts(spec: SeedSpec) -> str:
@@ -257,7 +262,7 @@ def user_data(spec: SeedSpec) -> bytes:
 def _write_files(spec: SeedSpec) -> list[dict[str, str]]:
     """What cloud-init has no words for. The clock is left out: a machine that booted has the right
     one."""
-    wanted = ("etc/hosts", "etc/vmsandbox/id", f"{SCRIPTS_FOLDER}/")
+    wanted = ("etc/hosts", "etc/vmsandbox/id", f"{SCRIPTS_FOLDER}/", "usr/bin/")
     return [
         {
             "path": f"/{path}",

@@ -82,3 +82,4 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     HOST_FULL = "host_full"
     COLLECT_REFUSED = "collect_refused"
+    BUDGET_EXHAUSTED = "budget_exhausted"

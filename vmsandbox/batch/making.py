@@ -106,13 +106,12 @@ def request(task: Planned, name: str | None, mark: BatchMark | None) -> Request:
     """What a user would ask of a single run for the same."""
     return Request(
         command=task.command,
+        agent=task.agent,
         worktree=task.worktree,
         name=name,
         env=task.env,
         brief=task.brief,
         verify=task.verify,
-        publish=task.publish,
-        publishes=task.auto_publish,
         batch=mark,
         overrides={
             "image": task.image,

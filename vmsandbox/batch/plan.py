@@ -4,7 +4,7 @@ of it with every problem at once.
 Starts nothing and writes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from vmsandbox.batch import taskfile
 from vmsandbox.batch.taskfile import Planned, Read, TaskEntry, entries_of, problem_of
 from vmsandbox.document import MOST_BYTES, Document, Problem, Unreadable, parse
-from vmsandbox.errors import UsageProblem
-from vmsandbox.sandbox import read_brief
+from vmsandbox.errors import UsageProblem, VmsandboxError
+from vmsandbox.sandbox import agents_at, read_brief
 
 ID = "{id}"
 _SHOWN = 100
@@ -72,7 +72,7 @@ def _planned(documents: Sequence[Document | Problem]) -> Plan:
     problems = [one for one in documents if isinstance(one, Problem)]
     planned: list[Planned] = []
     for read in reads:
-        problems += [*read.problems, *taskfile.problems_of(read)]
+        problems += [*read.problems, *taskfile.problems_of(read, partial(_agents_there, read))]
         problems += [*_worktree_problems(read), *_graph_problems(read)]
         for number, task in read.tasks:
             told, wrong = _looked_up(read, number, task)
@@ -112,6 +112,14 @@ def _looked_up(read: Read, number: int, task: TaskEntry) -> tuple[TaskEntry, lis
     except UsageProblem as error:
         return task, [problem_of(read.document, number, "brief_file", error.message)]
     return task.model_copy(update={"brief": brief}), []
+
+
+def _agents_there(read: Read, task: TaskEntry) -> Collection[str]:
+    """The agents that the settings of a task's worktree name; wrong settings are told later."""
+    try:
+        return agents_at(_folder(read) / (task.worktree or "."))
+    except VmsandboxError:
+        return ()
 
 
 def _worktree_problems(read: Read) -> Iterator[Problem]:

@@ -5,16 +5,15 @@ Pure: reads no file and asks no host; :mod:`vmsandbox.batch.plan` does. A file h
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from vmsandbox import brief
-from vmsandbox.config import MOST_CHECKS, CheckSpelled, DurationS, SizeMib, Words
+from vmsandbox.config import MOST_CHECKS, PRESETS, CheckSpelled, DurationS, SizeMib, Words
 from vmsandbox.document import Document, Place, Problem
-from vmsandbox.forwards import MappingSpelled, PortMapping
 from vmsandbox.model import Brief, Check, Limits, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -60,7 +59,9 @@ class Settings(Value):
     disk: SizeMib | None = Field(default=None, description="MiB, or 40G")
     timeout: DurationS | None = Field(default=None, description="seconds, or 90s, 5m, 1h30m")
     command: Words | None = Field(default=None, description="words, or one line for the shell")
-    agent: Name | None = Field(default=None, description="a name among `agents`")
+    agent: Name | None = Field(
+        default=None, description="among `agents`, the project's, or a preset"
+    )
     agents: tuple[Name, ...] = Field(default=(), description="a sandbox for each of them")
     repeat: int | None = Field(default=None, ge=1, le=MOST_COPIES)
     brief: Annotated[Brief | None, BeforeValidator(_brief)] = None
@@ -69,8 +70,6 @@ class Settings(Value):
     include: tuple[str, ...] | None = None
     history: str | None = Field(default=None, pattern=r"^(full|none|[1-9][0-9]{0,6})$")
     verify: tuple[CheckSpelled, ...] = Field(default=(), max_length=MOST_CHECKS)
-    publish: tuple[MappingSpelled, ...] = Field(default=(), description="HOST:GUEST on 127.0.0.1")
-    auto_publish: bool | None = Field(default=None, description="false: only what publish says")
 
 
 class TaskEntry(Settings):
@@ -188,8 +187,13 @@ def _with_defaults(task: TaskEntry, defaults: Settings) -> TaskEntry:
 # --- what a file alone can tell ------------------------------------------------------------------
 
 
-def problems_of(read: Read) -> Iterator[Problem]:
-    """What is wrong with the tasks beyond their form: names, workers, checks."""
+def problems_of(
+    read: Read, named_there: Callable[[TaskEntry], Collection[str]]
+) -> Iterator[Problem]:
+    """What is wrong with the tasks beyond their form: names, workers, checks.
+
+    `named_there` says what agents a task's worktree knows beside those of the file.
+    """
     known: dict[str, int] = {}
     for number, name in _names(read.document):
         at = read.document.line(("tasks", number, "name"))
@@ -198,7 +202,7 @@ def problems_of(read: Read) -> Iterator[Problem]:
             yield Problem(read.document.file, at, text)
         known.setdefault(name, at)
     for number, task in read.tasks:
-        for key, text in _wrong_with(task, read.agents):
+        for key, text in _wrong_with(task, {*read.agents, *PRESETS, *named_there(task)}):
             yield problem_of(read.document, number, key, text)
 
 
@@ -222,9 +226,7 @@ def _names(document: Document) -> Iterator[tuple[int, str]]:
             yield number, entry["name"]
 
 
-def _wrong_with(
-    task: TaskEntry, agents: Mapping[str, tuple[str, ...]]
-) -> Iterator[tuple[str, str]]:
+def _wrong_with(task: TaskEntry, agents: Collection[str]) -> Iterator[tuple[str, str]]:
     ways = [way for way in ("command", "agent", "agents") if getattr(task, way)]
     if not ways:
         yield "command", "a task needs a command, an agent or agents"
@@ -232,11 +234,9 @@ def _wrong_with(
         yield ways[1], f"there is a {ways[0]} already: only one of command, agent, agents"
     for name in (*((task.agent,) if task.agent else ()), *task.agents):
         if name not in agents:
-            yield "agent" if task.agent else "agents", f"unknown agent {name!r}: see `agents`"
+            yield "agent" if task.agent else "agents", f"unknown agent {name!r}"
     if len(set(task.agents)) < len(task.agents):
         yield "agents", "an agent is named twice: use repeat"
-    if task.publish and (len(task.agents) > 1 or (task.repeat or 1) > 1):
-        yield "publish", "several sandboxes cannot have the same port of the host"
     if task.brief and task.brief_file:
         yield "brief_file", "there is a brief already"
     for number, entry in enumerate(task.verify):
@@ -253,7 +253,8 @@ class Planned(Value):
     name: Name
     origin: str = Field(description="the entry that it came of; the same as the name for most")
     where: str = Field(default="", description="file and line, for messages")
-    command: tuple[str, ...]
+    command: tuple[str, ...] = Field(default=(), description="empty: that of the agent")
+    agent: str | None = Field(default=None, description="a preset, or one of the project's")
     worktree: Path
     env: dict[str, str] = Field(default_factory=dict)
     image: str | None = None
@@ -265,8 +266,6 @@ class Planned(Value):
     history: str | None = None
     brief: Brief | None = None
     verify: tuple[Check, ...] = ()
-    publish: tuple[PortMapping, ...] = ()
-    auto_publish: bool | None = None
     after: tuple[str, ...] = Field(default=(), description="origins that must complete before")
     limits: Limits = Limits()
     image_digest: str = Field(default="", description="known once a host has been asked")
@@ -276,18 +275,19 @@ def expanded(
     task: TaskEntry, agents: Mapping[str, tuple[str, ...]], folder: Path, where: str
 ) -> Iterator[Planned]:
     """The sandboxes of an entry without problems: one, or one for each agent and repetition."""
-    workers: list[tuple[str, tuple[str, ...]]] = [
-        (f"-{name}" if task.agents else "", agents[name])
+    workers: list[tuple[str, tuple[str, ...], str | None]] = [
+        (f"-{name}" if task.agents else "", agents.get(name, ()), None if name in agents else name)
         for name in (task.agents or ((task.agent,) if task.agent else ()))
-    ] or [("", task.command or ())]
+    ] or [("", task.command or (), None)]
     copies = [f"-{n}" for n in range(1, task.repeat + 1)] if task.repeat else [""]
-    for suffix, command in workers:
+    for suffix, command, agent in workers:
         for copy in copies:
             yield Planned(
                 name=f"{task.name}{suffix}{copy}",
                 origin=task.name,
                 where=where,
                 command=command,
+                agent=agent,
                 worktree=folder / (task.worktree or "."),
                 env=task.env,
                 image=task.image,
@@ -299,7 +299,5 @@ def expanded(
                 history=task.history,
                 brief=task.brief,
                 verify=tuple(entry.check() for entry in task.verify),
-                publish=task.publish,
-                auto_publish=task.auto_publish,
                 after=task.after,
             )

@@ -55,6 +55,7 @@ def top(
 
 def _register() -> None:
     from vmsandbox.cli import (
+        approvals,
         attach,
         batch,
         brief,
@@ -77,6 +78,7 @@ def _register() -> None:
     attach.register(app)
     app.add_typer(image.app, name="image")
     app.add_typer(brief.app, name="brief")
+    app.add_typer(approvals.app, name="approvals")
 
 
 def main() -> None:

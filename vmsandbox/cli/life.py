@@ -83,6 +83,8 @@ def _show_status(out: Output, found: "list[Status]") -> None:
         for one in found:
             for problem in one.problems:
                 out.note(f"{one.id}: {problem}")
+            for asked in one.asks:
+                out.note(f"{one.id} asks: {asked.text}: vmsandbox approvals allow|deny {asked.id}")
 
 
 def _watch(out: Output, rooms: "Rooms", selectors: list[str] | None, project: Path | None) -> None:
@@ -115,10 +117,14 @@ def _status_table(found: "list[Status]") -> "Table":
     says = any(one.agent_status for one in found)
     if says:
         table.add_column("agent says", overflow="fold", min_width=12)
+    used = any(one.usage.requests for one in found)
+    if used:
+        table.add_column("used", overflow="fold", min_width=12)
     for one in found:
         origin = one.forked_from.name if one.forked_from else ""
         url = [one.url] if reached else []
         more = ([origin] if forked else []) + url + ([one.agent_status] if says else [])
+        more += [one.usage.shown()] if used else []
         table.add_row(*_status_row(one), *more)
     return table
 

@@ -24,6 +24,7 @@ _LISTED = 200
 _COMMITS = 20
 _SUBJECT = 100
 _REPORTED = 40
+_ASKED = 20
 _TARGETS = 12
 _COLOURS = {"A": "green", "M": "yellow", "D": "red", "T": "magenta", "R": "cyan"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
@@ -93,6 +94,8 @@ def _head(shown: "Review") -> Iterator[Text]:
     yield _line("sandbox", name)
     if shown.forked_from is not None:
         yield _line("forked from", f" {_origin(shown.forked_from)}")
+    if shown.agent:
+        yield _line("agent", printable(shown.agent, newlines=False))
     yield _line("command", printable(" ".join(shown.command), newlines=False))
     yield _line("outcome", outcome(shown))
     yield _line("worktree", printable(str(shown.worktree), newlines=False))
@@ -193,6 +196,12 @@ def _tail(shown: "Review") -> Iterator[Text]:
         yield _line("" if number else "report", said)
     yield from proof_text.lines(shown)
     yield from _egress(shown)
+    if used := shown.usage.shown():
+        yield _line("used", used)
+    for number, asked in enumerate(shown.approvals[-_ASKED:]):
+        by = f" by {printable(asked.who, newlines=False)}" if asked.who else ""
+        when = asked.asked_at.isoformat(" ", "seconds")
+        yield _line("" if number else "asked", f"{when} {asked.answer}{by}: {asked.text}")
     for number, conflict in enumerate(shown.conflicts):
         label = "" if number else "conflicts"
         yield _line(label, f"{quote_path(conflict.path)}: {conflict.what}", "red")

@@ -15,7 +15,7 @@ from vmsandbox.text import printable
 
 if TYPE_CHECKING:
     from vmsandbox.model import LaunchPlan
-    from vmsandbox.sandbox import Report, Rooms
+    from vmsandbox.sandbox import Report, Request, Rooms
     from vmsandbox.store import SandboxFolder
 
 FAILED = 125
@@ -30,7 +30,9 @@ ASKED = "asking the task to end; what it did is still collected (again: stop at 
 AT_ONCE = "stopping at once; the disk is kept: vmsandbox resume collects from it"
 
 
-Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")]
+OptionalCommand = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND…", help="What to run.")
+]
 Image = Annotated[str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")]
 Name = Annotated[str | None, typer.Option(help="A name for the sandbox.")]
 Worktree = Annotated[
@@ -78,6 +80,21 @@ BriefFile = Annotated[
     Path | None,
     typer.Option("--brief", metavar="FILE", help="Give the command a brief: $VMSANDBOX_BRIEF."),
 ]
+AgentName = Annotated[
+    str | None,
+    typer.Option("--agent", metavar="NAME", help="Run an agent: codex, aider, claude-code, yours."),
+]
+Gateways = Annotated[
+    list[str] | None,
+    typer.Option("--gateway", metavar="NAME", help="Open a gateway of your settings. Repeatable."),
+]
+MaxCost = Annotated[
+    float | None, typer.Option(min=0.0, help="End the task when its gateways have cost this.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="End the task when it has used so many tokens.")
+]
+Ask = Annotated[bool, typer.Option("--ask", help="Let the guest ask you: vmsandbox-ask.")]
 Verify = Annotated[
     list[str] | None,
     typer.Option(metavar="LINE", help="What proves the result: a line for the shell. Repeatable."),
@@ -107,6 +124,8 @@ Examples:
   vmsandbox run --detach --name fix-login -- ./agent.sh
 
   vmsandbox run -it -- ./agent.sh
+
+  vmsandbox run --agent codex --brief fix-login.md --max-tokens 200000
 """
 
 
@@ -126,6 +145,10 @@ Examples:
 """
 
 
+_SIZES = ("image", "cpus", "memory", "disk", "timeout", "include", "history")
+"""Keys of the ``[sandbox]`` table that flags override."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the program."""
     app.command(help=RUN_HELP, context_settings={"allow_interspersed_args": False})(run)
@@ -135,7 +158,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    command: Command,
+    command: OptionalCommand = None,
     image: Image = None,
     name: Name = None,
     worktree: Worktree = None,
@@ -153,6 +176,11 @@ def run(
     cold: Cold = False,
     plan: Plan = False,
     brief: BriefFile = None,
+    agent: AgentName = None,
+    gateway: Gateways = None,
+    max_cost: MaxCost = None,
+    max_tokens: MaxTokens = None,
+    ask: Ask = False,
     verify: Verify = None,
     publish: Publish = None,
     no_publish: NoPublish = False,
@@ -161,12 +189,12 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""
-    from vmsandbox.model import Check
-    from vmsandbox.sandbox import Request, Rooms, create_sandbox, propose, read_brief
+    from vmsandbox.model import Budget, Check
+    from vmsandbox.sandbox import Request, read_brief
 
     out = output.begin(as_json)
     request = Request(
-        command=tuple(command),
+        command=tuple(command or ()),
         worktree=(worktree or Path()).absolute(),
         name=name,
         env=environment(env or []),
@@ -174,19 +202,23 @@ def run(
         cold=cold,
         terminal=screen.wanted(interactive, tty, detach=detach, as_json=as_json),
         brief=read_brief(brief) if brief else None,
+        agent=agent,
+        gateways=tuple(gateway or ()),
+        budget=Budget(max_cost=max_cost or None, max_tokens=max_tokens),
+        ask=ask,
         verify=tuple(Check(command=("/bin/sh", "-c", line)) for line in verify or ()),
         **_published(publish or [], no_publish=no_publish),
         net={"mode": net, "allow": tuple(allow or ())},
-        overrides={
-            "image": image,
-            "cpus": cpus,
-            "memory": memory,
-            "disk": disk,
-            "timeout": timeout,
-            "include": include or None,
-            "history": history,
-        },
+        overrides=dict(
+            zip(_SIZES, (image, cpus, memory, disk, timeout, include or None, history), strict=True)
+        ),
     )
+    _begin(out, request, plan=plan, detach=detach)
+
+
+def _begin(out: Output, request: "Request", *, plan: bool, detach: bool) -> None:
+    from vmsandbox.sandbox import Rooms, create_sandbox, propose
+
     person = screen.terminal_here() if request.terminal == "watched" and not plan else None
     with Rooms.open(note=out.note) as rooms:
         if plan:
@@ -229,9 +261,7 @@ def resume(
 
 def fork(
     selector: SelectorArgument,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND…", help="What to run.")
-    ] = None,
+    command: OptionalCommand = None,
     name: Name = None,
     keep: Keep = False,
     detach: Detach = False,
@@ -336,6 +366,8 @@ def _say(out: Output, report: "Report") -> None:
     out.note(f"{report.id}: {report.outcome}{code}, {changes}")
     if report.detail:
         out.note(report.detail)
+    if report.usage:
+        out.note(f"used: {report.usage}")
     if report.result and (proof := report.result.proof()):
         out.note(proof)
     if report.changes:

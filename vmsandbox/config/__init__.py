@@ -5,12 +5,17 @@ Later sources win: built-in defaults, the user's own config.toml, the project's 
 flags.
 """
 
+import contextlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from vmsandbox.config.agents import PRESETS as PRESETS
+from vmsandbox.config.agents import Agent as Agent
+from vmsandbox.config.agents import AgentSection as AgentSection
+from vmsandbox.config.agents import agent_of as agent_of
 from vmsandbox.config.forms import DurationS as DurationS
 from vmsandbox.config.forms import SizeMib as SizeMib
 from vmsandbox.config.forms import Words as Words
@@ -19,8 +24,10 @@ from vmsandbox.config.forms import parse_size_mib as parse_size_mib
 from vmsandbox.config.net import NetSection, not_its_own
 from vmsandbox.config.net import net_of as net_of
 from vmsandbox.config.ports import PortsSection
+from vmsandbox.config.providers import AskSection, Gateways, narrowed, spoken_out_of_turn
 from vmsandbox.errors import UsageProblem
 from vmsandbox.model import Check, HttpCheck, Limits, Value
+from vmsandbox.provider import Budget
 
 MOST_CHECKS = 100
 """Of one task: the end of what each said is kept with the result."""
@@ -82,6 +89,7 @@ class SandboxSection(Value):
     include: tuple[str, ...] = Field(default=(), description="globs of ignored files to bring in")
     history: str = Field(default="full", pattern=r"^(full|none|[1-9][0-9]{0,6})$")
     env: dict[str, str] = Field(default_factory=dict)
+    gateways: tuple[str, ...] = Field(default=(), description="that every task has, by name")
 
 
 class ResultSection(Value):
@@ -99,13 +107,6 @@ class VerifySection(Value):
     )
 
 
-class AgentSection(Value):
-    """One ``[agents.NAME]`` table: a command that can be called by name."""
-
-    command: Words = Field(description="words, or one line for the guest's shell")
-    env: dict[str, str] = Field(default_factory=dict)
-
-
 class Config(Value):
     """Everything that vmsandbox.toml may say."""
 
@@ -113,6 +114,9 @@ class Config(Value):
     result: ResultSection = ResultSection()
     verify: VerifySection = VerifySection()
     agents: dict[str, AgentSection] = Field(default_factory=dict)
+    gateway: Gateways = Field(default_factory=dict)
+    budget: Budget = Budget()
+    ask: AskSection | None = None
     net: NetSection = Field(default=NetSection(), description="as written; see net_of")
     ports: PortsSection = PortsSection()
 
@@ -165,10 +169,9 @@ def load(
             problems.append(f"{name}: {error}")
             continue
         problems.extend(_problems(name, document))
-        problems.extend(f"{name}: {wrong}" for wrong in not_its_own(document) if not own)
-        for table, values in document.items():
-            if isinstance(values, dict):
-                merged.setdefault(table, {}).update(values)
+        foreign = [*not_its_own(document), *spoken_out_of_turn(document)]
+        problems.extend(f"{name}: {wrong}" for wrong in foreign if not own)
+        _merge(merged, document, own=own)
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     problems.extend(_problems("command line", {"sandbox": flags, "net": net_flags or {}}))
     if problems:
@@ -179,6 +182,14 @@ def load(
         )
     merged.setdefault("sandbox", {}).update(flags)
     return Config.model_validate(merged)
+
+
+def _merge(merged: dict[str, dict[str, Any]], document: Mapping[str, Any], *, own: bool) -> None:
+    for table, values in document.items():
+        if isinstance(values, dict):
+            before = merged.get(table, {})
+            with contextlib.suppress(TypeError):  # of the wrong form, which was told already
+                merged[table] = {**before, **values} if own else narrowed(table, before, values)
 
 
 def _problems(source: str, document: Mapping[str, Any]) -> list[str]:

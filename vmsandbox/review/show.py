@@ -5,6 +5,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from vmsandbox import approvals, spending
+from vmsandbox.asking import Approval
 from vmsandbox.egress import Summary, summary_of
 from vmsandbox.errors import NegativeAnswer, UsageProblem
 from vmsandbox.model import (
@@ -22,6 +24,7 @@ from vmsandbox.model import (
     SandboxRecord,
     Value,
 )
+from vmsandbox.provider import Usage
 from vmsandbox.reach import NetMode
 from vmsandbox.review.applying import conflicts
 from vmsandbox.review.checks import unproven
@@ -52,6 +55,9 @@ class Review(Value):
     problems: tuple[str, ...] = ()
     brief: Brief | None = None
     forked_from: Origin | None = None
+    agent: str = Field(default="", description="the agent that the task was, by name")
+    usage: Usage = Field(default=Usage(), description="of its gateways")
+    approvals: tuple[Approval, ...] = Field(default=(), description="what it asked a person")
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
     report: str = Field(default="", description="likewise")
     unproven: tuple[str, ...] = Field(default=(), description="checks that did not pass, by name")
@@ -105,6 +111,9 @@ def show(folder: SandboxFolder, *, live: bool, target: Path | None = None) -> Re
         problems=tuple(problems),
         brief=record.task.brief,
         forked_from=record.forked_from,
+        agent=record.equipment.agent,
+        usage=spending.used(folder),
+        approvals=approvals.questions(folder),
         agent_status=said.status,
         report=said.report,
         unproven=failed,

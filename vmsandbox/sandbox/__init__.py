@@ -10,7 +10,7 @@ is true, `access` steps into a guest, `checking` proves a result and `proving` l
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
 from vmsandbox.sandbox.attaching import attach, await_report
 from vmsandbox.sandbox.briefing import read_brief
-from vmsandbox.sandbox.create import Request, create_sandbox, propose, settings_here
+from vmsandbox.sandbox.create import Request, agents_at, create_sandbox, propose, settings_here
 from vmsandbox.sandbox.ending import (
     Cleaned,
     clean_up,
@@ -49,6 +49,7 @@ __all__ = [
     "SyncReport",
     "TemplateStatus",
     "Warmed",
+    "agents_at",
     "all_templates",
     "attach",
     "await_report",

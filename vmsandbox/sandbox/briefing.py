@@ -6,18 +6,20 @@ whoever shows it. A guest that does not answer here fails nothing.
 """
 
 import contextlib
+import os
 from pathlib import Path
 
 from vmsandbox import brief
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest import Guest
 from vmsandbox.guest.task import as_user
-from vmsandbox.model import Brief, SandboxRecord
+from vmsandbox.model import Brief, SandboxRecord, SandboxState
 from vmsandbox.review.opinions import FINDINGS_MOST_BYTES
 from vmsandbox.store import SandboxFolder, write_atomic
 
 REPORT_MOST_BYTES = 256 * 1024
 _STATUS_MOST_BYTES = 4096
+_OUTPUT_MOST_BYTES = 16 * 1024
 _ANSWER_S = 10.0
 _FOLDER = "/var/lib/vmsandbox-agent"
 _AGENT = "agent"
@@ -101,8 +103,27 @@ def fetch(guest: Guest, folder: SandboxFolder, record: SandboxRecord) -> None:
     status, report = said(guest)
     if status:
         write_atomic(folder.agent_status, status)
+    if not report and _speaks_by_output(folder, record):
+        report = _end_of(folder.stdout)
     if report:
         write_atomic(folder.report, report)
+
+
+def _speaks_by_output(folder: SandboxFolder, record: SandboxRecord) -> bool:
+    """Whether the end of what an agent printed is its report: it ended, and left no other."""
+    ended = record.state is SandboxState.COLLECTING and not folder.report.exists()
+    return ended and record.equipment.report_from == "stdout"
+
+
+def _end_of(output: Path) -> bytes:
+    """The last lines of a log."""
+    try:
+        with output.open("rb") as file:
+            file.seek(-min(_OUTPUT_MOST_BYTES, output.stat().st_size), os.SEEK_END)
+            cut, data = file.tell() > 0, file.read()
+    except FileNotFoundError:
+        return b""
+    return (data.partition(b"\n")[2] or data).strip() if cut else data.strip()
 
 
 def said(guest: Guest) -> tuple[bytes, bytes]:

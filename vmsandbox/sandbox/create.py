@@ -16,8 +16,10 @@ from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.model import (
     BatchMark,
     Brief,
+    Budget,
     Check,
     Endpoint,
+    Equipment,
     HostFacts,
     Image,
     LaunchPlan,
@@ -28,6 +30,7 @@ from vmsandbox.model import (
     Value,
 )
 from vmsandbox.reach import Net
+from vmsandbox.sandbox.equipping import Equipped, check_keys, equipped
 from vmsandbox.sandbox.plan import plan_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.store import SandboxFolder, user_config
@@ -40,7 +43,7 @@ class Request(Value):
     """What a user asks of one run. `overrides` holds the flags of the ``[sandbox]`` table; None
     among them means not given."""
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = Field(default=(), description="empty: that of the agent")
     worktree: Path = Field(description="absolute; a folder inside a git worktree means its top")
     name: str | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -54,6 +57,10 @@ class Request(Value):
     publishes: bool | None = Field(
         default=None, description="whether what listens in the guest is published by itself"
     )
+    agent: str | None = Field(default=None, description="by name; instead of a command")
+    gateways: tuple[str, ...] = Field(default=(), description="beside those that the agent needs")
+    budget: Budget = Field(default=Budget(), description="else what settings say")
+    ask: bool = Field(default=False, description="the guest may ask a person")
     net: Mapping[str, Any] = Field(
         default_factory=dict, description="flags of the ``[net]`` table: mode, allow"
     )
@@ -71,6 +78,7 @@ class _Prepared(Value):
     publish: tuple[PortMapping, ...]
     publishes: bool
     net: Net
+    equipment: Equipment
 
 
 def propose(rooms: Rooms, request: Request) -> LaunchPlan:
@@ -103,16 +111,28 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
     sources = _sources(found.top)
     settings = config.load(sources, request.overrides, request.net)
     worktree.check_sendable(found, settings.sandbox.include)
-    image = rooms.images.resolve(settings.sandbox.image)
+    given = equipped(
+        settings,
+        command=request.command,
+        agent=request.agent,
+        gateways=request.gateways,
+        budget=request.budget,
+        ask=request.ask,
+        brief=request.brief,
+    )
+    env = {**settings.sandbox.env, **given.env, **request.env}
+    check_keys(given.equipment, (*given.command, *env.values()))
+    named = given.image if request.overrides.get("image") is None else None
+    image = rooms.images.resolve(named or settings.sandbox.image)
     _check_free_space(rooms.store.path)
     return _Prepared(
         task=Task(
-            command=request.command,
+            command=given.command,
             worktree=found.top,
-            env={**settings.sandbox.env, **request.env},
+            env=env,
             include=settings.sandbox.include,
             history=settings.sandbox.history,
-            terminal=request.terminal,
+            terminal=_terminal(request, given),
             brief=request.brief,
             verify=request.verify or settings.checks(),
         ),
@@ -125,6 +145,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         publish=request.publish or settings.ports.publish,
         publishes=settings.ports.auto if request.publishes is None else request.publishes,
         net=config.net_of(sources, request.net),
+        equipment=given.equipment,
     )
 
 
@@ -148,6 +169,16 @@ def _sources(top: Path) -> list[config.Source]:
                     "config_unreadable", f"cannot read {path}: {error}", hint=f"look at {path}"
                 ) from error
     return found
+
+
+def _terminal(request: Request, given: Equipped) -> Literal["no", "kept", "watched"]:
+    return "kept" if given.on_a_terminal and request.terminal == "no" else request.terminal
+
+
+def agents_at(folder: Path) -> Mapping[str, config.AgentSection]:
+    """The agents that the settings of a folder's worktree name; asks no git."""
+    top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    return config.load(_sources(top)).agents
 
 
 def _check_free_space(root: Path) -> None:
@@ -180,6 +211,7 @@ def _record(
         publish=prepared.publish,
         publishes=prepared.publishes,
         net=prepared.net,
+        equipment=prepared.equipment,
     )
 
 

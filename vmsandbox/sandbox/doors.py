@@ -6,7 +6,6 @@ memory here.
 """
 
 import contextlib
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from vmsandbox.deadline import Deadline
 from vmsandbox.guest import Forward, Guest
 from vmsandbox.model import SandboxRecord
 from vmsandbox.reach import NO_PROXY, OUTLET_PORT, NetMode
+from vmsandbox.sandbox.attendants import Attendants
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder
 
@@ -24,26 +24,21 @@ _OPEN_S = 60.0
 _SET_UP = "/usr/lib/vmsandbox/outlet"
 
 
-def local_handlers(
-    rooms: Rooms, folder: SandboxFolder, record: SandboxRecord
-) -> "Mapping[str, Handler]":
-    """What of the host itself the guest may speak to, by the name it has in the guest."""
-    return {}
-
-
 class Doors:
     """The outlet of one sandbox; a service, see :mod:`vmsandbox.sandbox.services`."""
 
     def __init__(self, rooms: Rooms, folder: SandboxFolder) -> None:
         self._rooms = rooms
         self._folder = folder
+        self._attendants = Attendants(rooms, folder)
+        self.judge = self._attendants.judge
         self._lifetime = contextlib.ExitStack()
         self._forward: Forward | None = None
         self._set_up: Future[object] | None = None
 
     def begin(self, guest: Guest) -> None:
         record = self._folder.read_record()
-        local = local_handlers(self._rooms, self._folder, record)
+        local = self._attendants.begin(guest, record, self._lifetime)
         reaches_out = record.net.mode is not NetMode.NONE
         if not (local or reaches_out):
             return
@@ -59,7 +54,8 @@ class Doors:
             aside.shutdown(wait=False)
 
     def await_ready(self) -> None:
-        """Raises GuestProblem ``outlet_refused``."""
+        """Raises GuestProblem ``outlet_refused``, UsageProblem ``gateway_without_key``."""
+        self._attendants.await_ready()
         if self._set_up:
             self._set_up.result()
         if self._forward:

@@ -120,6 +120,8 @@ def _record(
         cold=source.cold,
         template=source.template,
         publishes=source.publishes,
+        net=source.net,
+        equipment=source.equipment,
         snapshot=source.snapshot,
         **new,
     )

@@ -354,7 +354,7 @@ class Manager:
             console = LogTail(self.folder.console)
             console.read()  # what it said before is not about the task
             ended = self.guest.run_task(task_spec(record), capture, started=self._task_started)
-            ended = setbacks.told_by_console(ended, console.read())
+            ended = self.services.judge(setbacks.told_by_console(ended, console.read()))
         self._task_runs.clear()
         if self._at_once.is_set() or self._standstill:
             raise Interrupted

@@ -8,6 +8,7 @@ from vmsandbox import reach
 from vmsandbox.domain import DomainSpec, Layer, domain_xml
 from vmsandbox.errors import UsageProblem
 from vmsandbox.guest import TaskSpec, check_task, on_screen
+from vmsandbox.guest.task import user_environment
 from vmsandbox.model import (
     Endpoint,
     HostFacts,
@@ -19,6 +20,9 @@ from vmsandbox.model import (
 )
 from vmsandbox.sandbox import briefing
 from vmsandbox.store import SandboxFolder
+
+RULES = "/usr/lib/vmsandbox-rules"
+"""In the guest: commands that ask first (``bin``), and the rules that say so (``list``)."""
 
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL for a task that is asked to end, as docker stop has it."""
@@ -111,6 +115,7 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
         folder=record.task.worktree,
         env={
             **reach.environment(record.net),
+            **_path(record),
             **record.task.env,
             **briefing.environment(record),
             "VMSANDBOX_ID": record.id,
@@ -119,6 +124,14 @@ def task_spec(record: SandboxRecord) -> TaskSpec:
         timeout_s=record.limits.timeout_s,
         grace_s=GRACE_S,
     )
+
+
+def _path(record: SandboxRecord) -> dict[str, str]:
+    """Where commands are looked for, if some of them ask first."""
+    asks = record.equipment.asks
+    if asks is None or not asks.commands:
+        return {}
+    return {"PATH": f"{RULES}/bin:{user_environment('agent')['PATH']}"}
 
 
 def _command(task: Task) -> tuple[str, ...]:

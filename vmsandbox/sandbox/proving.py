@@ -7,11 +7,12 @@ Nothing flows back but what is said: check results and opinions are kept with th
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from pydantic import Field
 
 from vmsandbox import brief, review
-from vmsandbox.config import AgentSection
+from vmsandbox.config import PRESETS, Agent, agent_of
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest import Guest, Interrupted
 from vmsandbox.model import (
@@ -24,6 +25,7 @@ from vmsandbox.model import (
 )
 from vmsandbox.sandbox import briefing, checking
 from vmsandbox.sandbox.create import settings_here
+from vmsandbox.sandbox.equipping import GATEWAY_URL
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
 from vmsandbox.sandbox.rooms import Rooms
@@ -176,12 +178,12 @@ def review_by(
     author said.
     """
     task = folder.read_record().task
-    known = settings_here(task.worktree, {}).agents
-    agent = known.get(by) or AgentSection(command=("/bin/sh", "-c", by))
+    agent = _reviewer(by, task.worktree)
     asked = goal or task.brief or Brief()
     with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt(), share) as scratch:
         briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
-        ended = _run(scratch, agent.command, {**agent.env, **briefing.REVIEWER}, timeout_s)
+        variables = {**agent.environment(GATEWAY_URL), **briefing.REVIEWER}
+        ended = _run(scratch, agent.command, variables, timeout_s)
         report = briefing.said(scratch.guest)[1]
         findings, problem = _findings(scratch.guest)
         opinion = Opinion(
@@ -197,6 +199,14 @@ def review_by(
         )
         review.attach(folder, opinion)
     return opinion
+
+
+def _reviewer(by: str, worktree: Path) -> Agent:
+    """The agent of that name; what is none is a line for the shell."""
+    known = settings_here(worktree, {}).agents
+    if by in known or by in PRESETS:
+        return agent_of(by, known)
+    return Agent(name=by, command=("/bin/sh", "-c", by))
 
 
 def _findings(guest: Guest) -> tuple[tuple[Finding, ...], str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from vmsandbox import review
+from vmsandbox import review, spending
 from vmsandbox.model import (
     Outcome,
     ResultState,
@@ -49,6 +49,7 @@ class Report(Value):
     timings: dict[str, float]
     evidence: Path = Field(description="the file that says most about the outcome")
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
+    usage: str = Field(default="", description="what it took of its gateways, in words")
     stdout: Path
     stderr: Path
 
@@ -76,6 +77,7 @@ def report_of(folder: SandboxFolder) -> Report:
         image_digest=record.image_digest,
         state=record.state,
         timings=record.timings,
+        usage=spending.used(folder).shown(),
         stdout=folder.stdout,
         stderr=folder.stderr,
     )

@@ -4,10 +4,11 @@ A service begins when the guest is ready, again when the guest had to be booted 
 the manager. None may delay the first command; a task begins when all say that it may.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from vmsandbox.guest import Guest
+from vmsandbox.model import ExecResult
 from vmsandbox.sandbox.doors import Doors
 from vmsandbox.sandbox.publishing import Publishing
 from vmsandbox.sandbox.rooms import Rooms
@@ -30,8 +31,12 @@ class Service(Protocol):
 class Services:
     """All services of one sandbox, as one."""
 
-    def __init__(self, services: Sequence[Service]) -> None:
+    def __init__(
+        self, services: Sequence[Service], judge: Callable[[ExecResult], ExecResult]
+    ) -> None:
         self._services = services
+        self.judge = judge
+        """What a task's end counts as, by what went on beside it."""
 
     def begin(self, guest: Guest) -> None:
         self.close()
@@ -49,4 +54,5 @@ class Services:
 
 def services_of(rooms: Rooms, folder: SandboxFolder) -> Services:
     """What goes on beside the life of this sandbox."""
-    return Services([Doors(rooms, folder), Publishing(folder, rooms.note)])
+    doors = Doors(rooms, folder)
+    return Services([doors, Publishing(folder, rooms.note)], doors.judge)

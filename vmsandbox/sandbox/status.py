@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from vmsandbox import review
+from vmsandbox import approvals, review, spending
+from vmsandbox.asking import Approval
 from vmsandbox.errors import HostProblem
 from vmsandbox.model import (
     BatchMark,
@@ -23,6 +24,7 @@ from vmsandbox.model import (
     SandboxState,
     Value,
 )
+from vmsandbox.provider import Usage
 from vmsandbox.sandbox.publishing import first_url
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
@@ -59,6 +61,9 @@ class Status(Value):
         default=None, description="the sandbox whose result it holds for a while"
     )
     agent_status: str = Field(default="", description="the agent's own words, made safe to show")
+    agent: str = Field(default="", description="the agent that the task is, by name")
+    usage: Usage = Field(default=Usage(), description="of its gateways")
+    asks: tuple[Approval, ...] = Field(default=(), description="questions that wait for a person")
 
     @property
     def outcome(self) -> str:
@@ -111,6 +116,9 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
         forked_from=record.forked_from,
         scratch_of=record.scratch_of,
         agent_status=review.told(folder).status if record.heard else "",
+        agent=record.equipment.agent,
+        usage=spending.used(folder),
+        asks=approvals.pending(folder) if record.equipment.asks else (),
     )
 
 
