@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vmsandbox.errors import HostProblem
-from vmsandbox.images import bootstrap, ext4, initramfs
+from vmsandbox.images import bootstrap, ext4, fetching, initramfs
 from vmsandbox.images.bootstrap import Progress
 from vmsandbox.images.manifest import INITRAMFS, KERNEL, MANIFEST, PARTS, ROOTFS, Manifest, part_of
 from vmsandbox.images.programs import disk_full, require
@@ -62,6 +62,11 @@ def _bootstrap(recipe: Recipe, scratch: Path, log: Path, progress: Progress) -> 
     for number, layer in enumerate(recipe.layers):
         layers.append(scratch / f"layer-{number}.tar")
         layers[-1].write_bytes(bootstrap.layer_tar(layer, EPOCH))
+        for fetch in layer.fetches:
+            progress(f"fetching packages with {fetch.tool}", None)
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                fetched = fetching.fetch(fetch, Path(folder))
+                fetching.add_to_tar(fetched, fetch, layers[-1], EPOCH)
     contents = scratch / "contents"
     contents.mkdir()
     preferences = scratch / "preferences"

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vmsandbox.errors import HostProblem
 
@@ -16,6 +17,7 @@ PACKAGES = {
     "newuidmap": "uidmap",
     "setpriv": "util-linux",
     "cp": "coreutils",
+    "npm": "npm",
     "unshare": "util-linux",
 }
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -39,13 +41,16 @@ def locate(name: str) -> str:
     return path
 
 
-def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
+def run(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
     """Run to the end; what it printed on both outputs. Raises HostProblem ``program_failed`` or
     ``host_disk_full``.
     """
     done = subprocess.run(
         [locate(argv[0]), *argv[1:]],
         env=env,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -49,10 +50,21 @@ class OverlayFile(_Read):
         return 0o755 if self.content.startswith(b"#!") else 0o644
 
 
+class Fetch(_Read):
+    """Packages of another registry than the distribution's, locked to their hashes."""
+
+    tool: Literal["npm", "pip"]
+    into: str = Field(pattern=r"^[a-z0-9._-]+(/[a-z0-9._-]+)*$", description="folder in the image")
+    files: dict[str, bytes] = Field(description="name → content: what the tool is told")
+    leave_out: tuple[str, ...] = Field(default=(), description="globs; * also matches /")
+
+
 class Layer(_Read):
-    """What one recipe of a chain adds: first the files, then what its finish script does."""
+    """What one recipe of a chain adds: first the files and packages, then what its finish script
+    does."""
 
     files: tuple[OverlayFile, ...]
+    fetches: tuple[Fetch, ...] = ()
     finish: bytes | None
 
 
@@ -83,6 +95,15 @@ class _InitramfsText(Value):
     modules: tuple[str, ...]
 
 
+class _FetchText(Value):
+    tool: Literal["npm", "pip"]
+    into: str
+    files: tuple[Path, ...] = Field(
+        description="npm: package.json, package-lock.json; pip: a file of requirements with hashes"
+    )
+    leave_out: tuple[str, ...] = ()
+
+
 class _Text(Value):
     """recipe.toml as written; paths are relative to its folder."""
 
@@ -93,6 +114,7 @@ class _Text(Value):
     preferences: Path | None = None
     packages: tuple[str, ...] = ()
     files: tuple[Path, ...] = Field(default=(), description="folders laid over the root")
+    fetch: tuple[_FetchText, ...] = ()
     finish: Path | None = Field(default=None, description="script run in the root at the end")
     initramfs: _InitramfsText | None = Field(default=None, description="none: the stock one")
     cmdline: str | None = None
@@ -180,7 +202,17 @@ def _layer(folder: Path, text: _Text) -> Layer:
     files = {file.path: file for base in text.files for file in _overlay_files(folder / base)}
     return Layer(
         files=tuple(files[path] for path in sorted(files)),
+        fetches=tuple(_fetch(folder, one) for one in text.fetch),
         finish=(folder / text.finish).read_bytes() if text.finish else None,
+    )
+
+
+def _fetch(folder: Path, text: _FetchText) -> Fetch:
+    return Fetch(
+        tool=text.tool,
+        into=text.into,
+        files={file.name: (folder / file).read_bytes() for file in text.files},
+        leave_out=text.leave_out,
     )
 
 
