@@ -69,10 +69,11 @@ class Publishing:
         if shift is None:
             return
         shift.over.set()
-        record = self._folder.read_record()
-        kept = record.state is SandboxState.READY and record.keep and record.collected
-        if kept and (shift.ours.is_set() or not is_locked(self._folder.ports_lock)):
-            _spawn_keeper(self._folder)
+        with contextlib.suppress(HostProblem):  # the sandbox may be gone
+            record = self._folder.read_record()
+            kept = record.state is SandboxState.READY and record.keep and record.collected
+            if kept and (shift.ours.is_set() or not is_locked(self._folder.ports_lock)):
+                _spawn_keeper(self._folder)
 
 
 def wanted(record: SandboxRecord) -> bool:
