@@ -5,6 +5,7 @@ Bodies stream both ways: no more than one chunk of either is ever held here.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from http.client import responses
 from typing import NamedTuple, Protocol
 
 import h11
@@ -107,7 +108,9 @@ class Exchange:
         chunked.
         """
         self.answered = True
-        response = h11.Response(status_code=status, headers=end_to_end(headers))
+        response = h11.Response(
+            status_code=status, reason=_reason(status), headers=end_to_end(headers)
+        )
         self._stream.settimeout(_IDLE_S)
         self._send(self._h11.send(response))
         for piece in body:
@@ -129,12 +132,18 @@ class Exchange:
     def tunnel(self) -> tuple[Stream, bytes]:
         """Agree to a CONNECT: the raw connection, and what the guest sent of it already."""
         self.answered = self.tunnelled = True
-        self._send(self._h11.send(h11.Response(status_code=200, headers=[])))
+        agreed = h11.Response(status_code=200, reason=b"Connection established", headers=[])
+        self._send(self._h11.send(agreed))
         return self._stream, self._h11.trailing_data[0]
 
     def _send(self, data: bytes | None) -> None:
         if data:
             self._stream.sendall(data)
+
+
+def _reason(status: int) -> bytes:
+    """The customary words; not every client takes a status line without."""
+    return responses.get(status, "").encode()
 
 
 def next_event(connection: h11.Connection, stream: Stream, patience_s: float) -> h11.Event:

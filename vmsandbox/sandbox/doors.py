@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from vmsandbox.deadline import Deadline
+from vmsandbox.errors import GuestProblem
 from vmsandbox.guest import Forward, Guest
 from vmsandbox.model import SandboxRecord
 from vmsandbox.reach import NO_PROXY, OUTLET_PORT, NetMode
@@ -54,8 +55,21 @@ class Doors:
             aside.shutdown(wait=False)
 
     def await_ready(self) -> None:
-        """Raises GuestProblem ``outlet_refused``, UsageProblem ``gateway_without_key``."""
+        """Raises GuestProblem ``outlet_refused``, ``guest_command_failed``; UsageProblem
+        ``gateway_without_key``.
+
+        A guest whose task has begun may have spoilt its way out: that must not keep what it did
+        from being collected, so then it is a note.
+        """
         self._attendants.await_ready()
+        try:
+            self._await_open()
+        except GuestProblem as problem:
+            if not self._folder.read_record().task_started:
+                raise
+            self._rooms.note(f"the guest has no way out: {problem.message}")
+
+    def _await_open(self) -> None:
         if self._set_up:
             self._set_up.result()
         if self._forward:
@@ -77,7 +91,7 @@ class Doors:
 
 def _tell(guest: Guest) -> None:
     """Let everything in the guest that knows proxies know of this one."""
-    guest.run([_SET_UP, str(OUTLET_PORT), NO_PROXY], timeout_s=_OPEN_S)
+    guest.stream_in([_SET_UP, str(OUTLET_PORT), NO_PROXY], [], timeout_s=_OPEN_S)
 
 
 def _shut(exchange: "Exchange") -> None:
