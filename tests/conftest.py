@@ -3,6 +3,7 @@ guests, an ordinary user, and the proof at the end that nothing was left behind.
 """
 
 import contextlib
+import gc
 import os
 import secrets
 import shutil
@@ -29,12 +30,6 @@ settings.register_profile("vmsandbox", deadline=None, print_blob=True)
 settings.load_profile("vmsandbox")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """With several processes (``-n``) the tests of a group stay together."""
-    if config.getoption("dist", "no") != "no":
-        config.option.dist = "loadgroup"
-
-
 def layer_of(item: pytest.Item) -> str:
     parts = item.path.relative_to(ROOT / "tests").parts
     return parts[0] if parts[0] in LAYERS else LAYERS[-1]
@@ -43,14 +38,21 @@ def layer_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick layers first, so that a plain mistake shows before a guest boots.
 
-    Tests with guests, and those that may have to start libvirt's daemons, stay in one process.
+    Tests with guests, and those that may have to start libvirt's daemons, stay in one process. With
+    several processes the unit tests come last: many short ones keep all of them busy to the end.
     """
-    items.sort(key=lambda item: LAYERS.index(layer_of(item)))
+    order = ("adapter", "unit", "vm") if "PYTEST_XDIST_WORKER" in os.environ else LAYERS
+    items.sort(key=lambda item: order.index(layer_of(item)))
     for item in items:
         if layer_of(item) == "vm":
             item.add_marker(pytest.mark.vm)
         if layer_of(item) == "vm" or "host" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("libvirt"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no search for garbage need look at them again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

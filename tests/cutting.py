@@ -24,11 +24,10 @@ def changes_files(event: str, arguments: tuple[object, ...]) -> bool:
 
 def run_child(work: Callable[[], object], before: Callable[[int], None]) -> int:
     """Work in a child; `before` is called with n before the n-th change. Returns the status."""
-    gc.freeze()  # a collection in the child would copy every page that it looks at
     child = os.fork()
     if child:
-        gc.unfreeze()
         return os.waitpid(child, 0)[1]
+    gc.disable()  # a collection would copy every page that it looks at
     count = 0
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:

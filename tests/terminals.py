@@ -3,10 +3,9 @@
 import os
 import pty
 import select
-import subprocess
 from collections.abc import Sequence
 
-from tests.sandboxes import PROGRAM
+from tests.warm import program
 
 _PATIENCE_S = 60
 
@@ -17,19 +16,17 @@ def on_a_terminal(question: str, answers: Sequence[str], *arguments: str) -> tup
     Returns the exit code and all that was seen.
     """
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as process:
-        os.close(theirs)
-        seen, asked = b"", 0
-        while select.select([ours], [], [], _PATIENCE_S)[0]:
-            try:
-                seen += os.read(ours, 4096)
-            except OSError:  # EIO: the program is gone
-                break
-            if seen.count(question.encode()) > asked:
-                os.write(ours, answers[asked].encode() + b"\n")
-                asked += 1
+    program().begin(arguments, (theirs, theirs, theirs))
+    os.close(theirs)
+    seen, asked = b"", 0
+    while select.select([ours], [], [], _PATIENCE_S)[0]:
+        try:
+            seen += os.read(ours, 4096)
+        except OSError:  # EIO: the program is gone
+            break
+        if seen.count(question.encode()) > asked:
+            os.write(ours, answers[asked].encode() + b"\n")
+            asked += 1
     os.close(ours)
     assert asked == len(answers), seen.decode()
-    return process.returncode, seen.decode()
+    return program().code(), seen.decode()

@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.adapter.crafted import BASE, RESULT, Case, Files, Make
 from tests.adapter.left import Leave, Left, described, record_of
 from vmsandbox.model import LibvirtFacts, SandboxState
 from vmsandbox.sandbox import Rooms
 from vmsandbox.store import write_value
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_program() -> Iterator[None]:
+    """What :mod:`tests.warm` started ends with the session."""
+    yield
+    warm.close()
 
 
 @pytest.fixture

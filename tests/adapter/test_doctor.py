@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sandboxes import State, short_folder
+from tests.warm import WarmState
 
 pytestmark = pytest.mark.usefixtures("host")
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("host")
 def doctor() -> Iterator[State]:
     """One state folder for all, as the accelerator is probed anew in each."""
     path = short_folder()
-    yield State(path)
+    yield WarmState(path)
     shutil.rmtree(path)
 
 
@@ -45,7 +46,7 @@ def test_the_text_names_each_check_and_its_hint(doctor: State, checks: Any) -> N
 
 def test_a_host_that_cannot_run_guests_is_1(short_path: Path) -> None:
     deep = short_path / ("d" * 100)
-    answer = State(deep)("doctor", "--json")
+    answer = WarmState(deep)("doctor", "--json")
     assert answer.code == 1
     assert answer.data["ok"] is False
     (failed,) = (check for check in answer.data["checks"] if check["status"] == "fail")

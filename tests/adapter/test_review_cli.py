@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typer.testing import CliRunner, Result
 from tests import terminals
 from tests.adapter.crafted import BASE, RESULT, Case, Files
 from tests.repositories import fingerprint
-from tests.sandboxes import PROGRAM
+from tests.warm import WarmState
 from vmsandbox.cli import review as verbs
 from vmsandbox.cli.output import Output
 from vmsandbox.errors import VmsandboxError
@@ -311,10 +310,7 @@ def test_on_a_terminal_a_stale_approval_is_asked_for_anew(case: Case) -> None:
 def test_every_refusal_has_its_exit_code(
     case: Case, arguments: tuple[str, ...], code: int, error: str
 ) -> None:
-    done = subprocess.run(
-        [PROGRAM, *arguments, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    assert done.returncode == code
-    assert json.loads(done.stdout)["error"]["code"] == error
-    assert f"[{error}]" in done.stderr
+    answer = WarmState(case.folder.path.parents[1])(*arguments, "--json")
+    assert (answer.code, answer.error["code"]) == (code, error)
+    assert f"[{error}]" in answer.err
     assert case.content() == BASE

@@ -1,6 +1,7 @@
 """The rules of the house that no linter knows: sizes, names, waits, and what no text may say."""
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -130,3 +131,9 @@ def test_no_text_names_the_place_where_it_was_written() -> None:
         f"{shown(path)}: {home}" for path in texts() for home in homes if home in texts()[path]
     ]
     assert not named
+
+
+def test_the_tests_of_a_group_share_a_process(request: pytest.FixtureRequest) -> None:
+    """pytest 9.2 makes xdist 3.8 forget groups, and says nothing (pytest-xdist, issue 1386)."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@sources")
