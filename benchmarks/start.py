@@ -6,7 +6,9 @@ From the call to the first result of a command over SSH, in turns, all in one ru
 
 - *floor*: raw QEMU continues a frozen guest of our image, gets a seed, plain ``ssh`` runs ``true``;
 - *clone*, *cold*: a sandbox made and started through our API, until a command's result is there;
-- *run*: the whole of ``vmsandbox run -- true``, as its ``timings`` tell, and its wall time;
+- *run*: the whole of ``vmsandbox run -- true``, as its ``timings`` tell, and its wall time; once,
+  with a task of some seconds, the most memory that its process had: resident, and as its share (PSS)
+  of what other processes use as well, such as libraries;
 - *plain*: the same system as Debian starts it, see :mod:`benchmarks.boot`;
 - *virtme-ng*, *quick-sandbox*: where they are installed.
 
@@ -23,6 +25,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from benchmarks import boot
 from benchmarks.peers import Peers
@@ -58,6 +62,25 @@ def whole_run(series: Series, folder: Path, memory_mib: int) -> None:
     for phase, seconds in data["timings"].items():
         series.add("run", f"{phase}_s", seconds)
     subprocess.run([program, "delete", data["id"]], check=True, capture_output=True)
+
+
+def manager_memory(series: Series, folder: Path, memory_mib: int) -> None:
+    """The most that one ``vmsandbox run`` held, looked at ten times a second."""
+    program = str(Path(sys.executable).with_name("vmsandbox"))
+    argv = [program, "run", "--json", "--memory", f"{memory_mib}M", "--worktree", str(folder)]
+    resident = share = 0
+    with subprocess.Popen([*argv, "--", "sleep", "3"], stdout=subprocess.PIPE) as process:
+        manager = psutil.Process(process.pid)
+        with contextlib.suppress(psutil.Error):
+            while process.poll() is None:
+                now = manager.memory_full_info()
+                resident, share = max(resident, now.rss), max(share, now.pss)
+                time.sleep(0.1)
+        answer, _ = process.communicate()
+    series.add("run", "manager_rss_mib", resident / 2**20)
+    series.add("run", "manager_pss_mib", share / 2**20)
+    identity = json.loads(answer)["data"]["id"]
+    subprocess.run([program, "delete", identity], check=True, capture_output=True)
 
 
 def plain(rooms: Rooms, image: Image, limits: Limits, scratch: Path) -> Callable[[], float]:
@@ -109,6 +132,7 @@ def main() -> None:
                 series.add("plain", "first_command_s", boot_plain())
                 for name, seconds in peers.first_commands(asked.memory, facts["accelerator"]):
                     series.add(name, "first_command_s", seconds)
+        manager_memory(series, folder, asked.memory)
         ratios(series)
         series.summary()
 

@@ -93,7 +93,11 @@ class DomainSpec(Value):
         default=None, description="+uid:+gid that QEMU runs as under qemu:///system"
     )
     memory_file: SharedMemory | None = None
-    incoming: bool = Field(default=False, description="wait for a template's device state")
+    incoming_monitor: Path | None = Field(
+        default=None,
+        description="wait for a template's device state; the socket where QEMU takes commands "
+        "before libvirt lets anybody through",
+    )
 
 
 def domain_xml(spec: DomainSpec) -> str:
@@ -122,12 +126,13 @@ def _check_paths(spec: DomainSpec) -> None:
                 f"a domain cannot name {str(path)!r}: control characters, or not UTF-8",
                 hint="set VMSANDBOX_HOME to a plain path",
             )
-    if len(os.fsencode(spec.seed_socket)) > _SOCKET_PATH_MAX_BYTES:
-        raise HostProblem(
-            "path_unsuitable",
-            f"{spec.seed_socket} is too long for a socket ({_SOCKET_PATH_MAX_BYTES} bytes)",
-            hint="set VMSANDBOX_HOME to a shorter path",
-        )
+    for path in (spec.seed_socket, spec.incoming_monitor):
+        if path and len(os.fsencode(path)) > _SOCKET_PATH_MAX_BYTES:
+            raise HostProblem(
+                "path_unsuitable",
+                f"{path} is too long for a socket ({_SOCKET_PATH_MAX_BYTES} bytes)",
+                hint="set VMSANDBOX_HOME to a shorter path",
+            )
 
 
 def _element(tag: str, text: object = None, /, **attributes: object) -> ET.Element:
@@ -306,12 +311,17 @@ def _commandline(spec: DomainSpec) -> ET.Element:
     """What libvirt's own elements cannot say: a network without a way out, and memory in a file of
     our choice."""
     arguments = [*_memory_arguments(spec), *_network_arguments(spec)]
-    if spec.incoming:
-        arguments += ["-incoming", "defer"]
+    if spec.incoming_monitor is not None:
+        arguments += ["-incoming", "defer", *_monitor_arguments(spec.incoming_monitor)]
     arg = f"{{{_QEMU_NAMESPACE}}}arg"
     return _nest(
         f"{{{_QEMU_NAMESPACE}}}commandline", *(_element(arg, value=value) for value in arguments)
     )
+
+
+def _monitor_arguments(path: Path) -> list[str]:
+    listen = f"socket,id=incoming-monitor,path={_option(path)},server=on,wait=off"
+    return ["-chardev", listen, "-mon", "chardev=incoming-monitor,mode=control"]
 
 
 def _network_arguments(spec: DomainSpec) -> list[str]:

@@ -64,7 +64,7 @@ def clone(**changes: Any) -> DomainSpec:
         ssh=None,
         dac_label=None,
         memory_file=memory,
-        incoming=True,
+        incoming_monitor=FOLDER / "incoming" / "monitor",
     ).model_copy(update=changes)
 
 

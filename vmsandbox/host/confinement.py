@@ -23,7 +23,7 @@ def rules(state_root: Path, *, readonly: bool) -> str:
         f"{_mark(state_root)}\n"
         f"  {templates}/*/ram {'r' if readonly else 'rw'},\n"
         f"  {templates}/.making-*/{{ram,sock}} rw,\n"
-        f"  {sandboxes}/*/incoming/state rw,\n"
+        f"  {sandboxes}/*/incoming/{{monitor,state}} rw,\n"
     )
 
 

@@ -11,11 +11,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vmsandbox.errors import HostProblem
 from vmsandbox.hypervisor.domains import Hypervisor
+from vmsandbox.hypervisor.monitor import Monitor
+
+_Ask = Callable[..., Any]
+"""A QMP command with its arguments, as :meth:`Monitor.execute` takes them."""
 
 _POLL_S = 0.002
 _TIMEOUT_S = 60.0
@@ -28,45 +34,46 @@ def save_state(hypervisor: Hypervisor, uuid: str, via: Path, file: Path) -> None
     `via` is a socket path that QEMU can reach; it is gone afterwards. Raises HostProblem
     ``migration_failed``, ``host_disk_full``.
     """
-    _ignore_shared_memory(hypervisor, uuid)
+    ask = partial(hypervisor.qmp, uuid)
+    _ignore_shared_memory(ask)
     with _listening(via) as listener, _receiving(listener, file):
-        hypervisor.qmp(uuid, "migrate", uri=f"unix:{via}")
-        _wait_completed(hypervisor, uuid)
+        ask("migrate", uri=f"unix:{via}")
+        _wait_completed(ask)
 
 
-def load_state(hypervisor: Hypervisor, uuid: str, via: Path, file: Path) -> None:
+def load_state(monitor: Monitor, via: Path, file: Path) -> None:
     """Give a guest that was started with ``-incoming defer`` its state; it stays paused.
 
     `via` is a socket path in a folder that QEMU can write to; QEMU makes it and we remove it.
     Raises HostProblem ``migration_failed``.
     """
-    _ignore_shared_memory(hypervisor, uuid)
-    hypervisor.qmp(uuid, "migrate-incoming", uri=f"unix:{via}")
+    _ignore_shared_memory(monitor.execute)
+    monitor.execute("migrate-incoming", uri=f"unix:{via}")
     try:
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(str(via))
             peer.sendall(file.read_bytes())
-        _wait_completed(hypervisor, uuid)
+        _wait_completed(monitor.execute)
     except OSError as error:
         raise HostProblem("migration_failed", f"QEMU did not take the state: {error}") from error
     finally:
         via.unlink(missing_ok=True)
 
 
-def _ignore_shared_memory(hypervisor: Hypervisor, uuid: str) -> None:
+def _ignore_shared_memory(ask: _Ask) -> None:
     capability = {"capability": "x-ignore-shared", "state": True}
-    hypervisor.qmp(uuid, "migrate-set-capabilities", capabilities=[capability])
+    ask("migrate-set-capabilities", capabilities=[capability])
 
 
-def _wait_completed(hypervisor: Hypervisor, uuid: str) -> None:
+def _wait_completed(ask: _Ask) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
-        answer = hypervisor.qmp(uuid, "query-migrate")
+        answer = ask("query-migrate")
         if answer.get("status") == "completed":
             return
         if answer.get("status") in ("failed", "cancelled") or time.monotonic() > deadline:
             detail = answer.get("error-desc") or answer.get("status") or "no answer"
-            raise HostProblem("migration_failed", f"moving the state of {uuid}: {detail}")
+            raise HostProblem("migration_failed", f"moving a guest's state: {detail}")
         time.sleep(_POLL_S)
 
 

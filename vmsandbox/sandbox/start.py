@@ -13,9 +13,11 @@ import shutil
 import socket
 import sys
 import termios
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import SecretBytes, SecretStr
@@ -26,6 +28,7 @@ from vmsandbox.domain import MAC, DomainSpec, domain_xml
 from vmsandbox.errors import HostProblem, VmsandboxError
 from vmsandbox.guest import known_hosts_line, ssh_config
 from vmsandbox.hypervisor import migration
+from vmsandbox.hypervisor.monitor import Monitor
 from vmsandbox.model import LaunchPlan, SandboxRecord
 from vmsandbox.sandbox import freezing, templates
 from vmsandbox.sandbox.plan import domain_spec
@@ -137,13 +140,38 @@ def _clone(
         raise HostProblem("template_gone", f"template {template.path.name} was just removed")
     rooms.images.create_overlay_on(template.disk, "qcow2", folder.overlay, spec.disk_mib)
     _hand_to_qemu(plan, folder)
-    xml = domain_xml(templates.clone_spec(spec, template, plan.image, plan.host))
-    write_atomic(folder.domain_xml, xml.encode())
-    rooms.hypervisor.start(xml, paused=True)
-    with templates.blamed(rooms, template):
-        with _incoming(plan, folder) as via:
-            migration.load_state(rooms.hypervisor, plan.domain_uuid, via, template.state)
-        rooms.hypervisor.resume(plan.domain_uuid)
+    with _incoming(plan, folder) as incoming:
+        monitor = incoming / "monitor"
+        xml = domain_xml(templates.clone_spec(spec, template, plan.image, plan.host, monitor))
+        write_atomic(folder.domain_xml, xml.encode())
+        in_vain = threading.Event()
+        with ThreadPoolExecutor(1, "continue") as aside:
+            continuing = aside.submit(_continue, rooms, plan, folder, template, incoming, in_vain)
+            try:
+                rooms.hypervisor.start(xml, paused=True)
+            except BaseException:
+                in_vain.set()
+                raise
+            continuing.result()
+            rooms.hypervisor.resume(plan.domain_uuid)  # it runs; now libvirt knows, too
+
+
+def _continue(
+    rooms: Rooms,
+    plan: LaunchPlan,
+    folder: SandboxFolder,
+    template: Template,
+    incoming: Path,
+    in_vain: threading.Event,
+) -> None:
+    """Load the state, let the guest run and give it its identity, all while libvirt still asks
+    QEMU what its CPU is like (docs/decisions/0016)."""
+    with (
+        Monitor(incoming / "monitor", unless=in_vain) as monitor,
+        templates.blamed(rooms, template),
+    ):
+        migration.load_state(monitor, incoming / "state", template.state)
+        monitor.execute("cont")
         _send_seed(plan, folder)
         _weigh(rooms, plan)
 
@@ -172,12 +200,12 @@ def _wait_taken(port: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _incoming(plan: LaunchPlan, folder: SandboxFolder) -> Iterator[Path]:
-    """A socket path in a folder of QEMU's own: it may write nowhere else in the sandbox's."""
+    """A folder of QEMU's own for its sockets: it may write nowhere else in the sandbox's."""
     shutil.rmtree(folder.incoming, ignore_errors=True)
     folder.incoming.mkdir(mode=0o700)
     os.chown(folder.incoming, plan.host.qemu_uid, plan.host.qemu_gid)
     try:
-        yield folder.incoming / "state"
+        yield folder.incoming
     finally:
         shutil.rmtree(folder.incoming, ignore_errors=True)
 

@@ -227,14 +227,16 @@ def template_at(rooms: Rooms, spec: DomainSpec, image: Image, host: HostFacts) -
     return Template(rooms.store.templates / digest.removeprefix("sha256:")[:16])
 
 
-def clone_spec(spec: DomainSpec, template: Template, image: Image, host: HostFacts) -> DomainSpec:
+def clone_spec(
+    spec: DomainSpec, template: Template, image: Image, host: HostFacts, monitor: Path
+) -> DomainSpec:
     """The machine of a cold start, continued from a template instead of booted."""
     return spec.model_copy(
         update={
             "seed_iso": None,
             "backing": template.layers(image),
             "memory_file": template.memory(host, shared=False),
-            "incoming": True,
+            "incoming_monitor": monitor,
             "tb_cache_mib": _CLONE_TB_CACHE_MIB,
         }
     )
