@@ -7,8 +7,8 @@ From the call to the first result of a command over SSH, in turns, all in one ru
 - *floor*: raw QEMU continues a frozen guest of our image, gets a seed, plain ``ssh`` runs ``true``;
 - *clone*, *cold*: a sandbox made and started through our API, until a command's result is there;
 - *run*: the whole of ``vmsandbox run -- true``, as its ``timings`` tell, and its wall time; once,
-  with a task of some seconds, the most memory that its process had: resident, and as its share (PSS)
-  of what other processes use as well, such as libraries;
+  with a task of some seconds, the most memory that its process had: resident, and as its share
+  (PSS) of what other processes use as well, such as libraries;
 - *plain*: the same system as Debian starts it, see :mod:`benchmarks.boot`;
 - *virtme-ng*, *quick-sandbox*: where they are installed.
 
