@@ -32,9 +32,13 @@ from benchmarks import boot
 from benchmarks.peers import Peers
 from benchmarks.raw import RawTemplate
 from benchmarks.series import Series, conditions
+from vmsandbox.deadline import Deadline
 from vmsandbox.model import Image, Limits
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox
 from vmsandbox.sandbox.listening import Quiet
+
+
+_PATIENCE_S = 120.0
 
 
 def ours(rooms: Rooms, folder: Path, memory_mib: int, *, cold: bool) -> float:
@@ -72,7 +76,8 @@ def manager_memory(series: Series, folder: Path, memory_mib: int) -> None:
     with subprocess.Popen([*argv, "--", "sleep", "3"], stdout=subprocess.PIPE) as process:
         manager = psutil.Process(process.pid)
         with contextlib.suppress(psutil.Error):
-            while process.poll() is None:
+            deadline = Deadline(_PATIENCE_S)
+            while process.poll() is None and not deadline.passed():
                 now = manager.memory_full_info()
                 resident, share = max(resident, now.rss), max(share, now.pss)
                 time.sleep(0.1)
