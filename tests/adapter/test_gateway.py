@@ -15,7 +15,9 @@ import pytest
 
 from tests.model_server import DONE, INPUT_TOKENS, KEY, OUTPUT_TOKENS, ModelServer
 from tests.upstreams import answer, free_port, outlet_port, sse, upstream
-from vmsandbox.gateway import GatewayServer, Ledger, keys_of
+from vmsandbox.gateway.forwarding import AT_ONCE_MOST, GatewayServer
+from vmsandbox.gateway.keys import keys_of
+from vmsandbox.gateway.ledger import Ledger
 from vmsandbox.outlet import Exchange
 from vmsandbox.provider import Budget, Call, Gateway, Price, Usage
 
@@ -362,8 +364,6 @@ def test_what_asks_for_no_sum_is_charged_by_size() -> None:
 
 
 def test_more_at_once_than_agents_make_is_refused() -> None:
-    from vmsandbox.gateway.forwarding import AT_ONCE_MOST
-
     go_on = threading.Event()
     arrived = threading.Semaphore(0)
 

@@ -19,6 +19,8 @@ from vmsandbox.model import Value, digest_of
 
 RECIPE = "recipe.toml"
 
+_FOLDER = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
+
 BUILDER = 2
 """Counts the changes of the builder after which the same recipe gives another image."""
 
@@ -54,7 +56,7 @@ class Fetch(_Read):
     """Packages of another registry than the distribution's, locked to their hashes."""
 
     tool: Literal["npm", "pip"]
-    into: str = Field(pattern=r"^[a-z0-9._-]+(/[a-z0-9._-]+)*$", description="folder in the image")
+    into: str = Field(pattern=_FOLDER, description="folder in the image")
     files: dict[str, bytes] = Field(description="name → content: what the tool is told")
     leave_out: tuple[str, ...] = Field(default=(), description="globs; * also matches /")
 

@@ -7,10 +7,12 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vmsandbox import spending
 from vmsandbox.errors import UsageProblem, VmsandboxError
+from vmsandbox.gateway.keys import keys_of
+from vmsandbox.gateway.ledger import Ledger
 from vmsandbox.guest import Guest
 from vmsandbox.model import Event, ExecResult, Outcome, SandboxRecord
 from vmsandbox.reach import ASK_HOST, GATEWAY_HOST
@@ -20,6 +22,8 @@ from vmsandbox.store import SandboxFolder
 
 if TYPE_CHECKING:
     from vmsandbox.outlet import Exchange, Handler
+
+_T = TypeVar("_T")
 
 _SET_UP_S = 60.0
 _MAKE_RULES = f"""\
@@ -38,16 +42,19 @@ class Attendants:
         self._rooms = rooms
         self._folder = folder
         self._missing: UsageProblem | None = None
-        self._rules: Future[object] | None = None
+        self._opening: Future[Handler] | None = None
+        self._rules: Future[None] | None = None
 
     def begin(
         self, guest: Guest, record: SandboxRecord, lifetime: contextlib.ExitStack
     ) -> "dict[str, Handler]":
         """What answers, by the name it has in the guest. Does not wait."""
-        self._missing, self._rules = None, None
+        self._missing = self._opening = self._rules = None
         handlers: dict[str, Handler] = {}
         if record.equipment.gateways:
-            handlers[GATEWAY_HOST] = self._gateway(guest, record, lifetime)
+            opening = _aside(lambda: self._gateway(guest, record, lifetime))
+            handlers[GATEWAY_HOST] = lambda exchange: opening.result()(exchange)
+            self._opening = opening
         if asks := record.equipment.asks:
             from vmsandbox.approvals import AskServer
 
@@ -59,6 +66,8 @@ class Attendants:
     def await_ready(self) -> None:
         """Raises UsageProblem ``gateway_without_key`` or GuestProblem where a task would begin
         without what it was promised."""
+        if self._opening:
+            self._opening.result()
         if self._missing and not self._folder.read_record().task_started:
             raise self._missing
         if self._rules:
@@ -78,7 +87,8 @@ class Attendants:
     ) -> "Handler":
         """A gateway whose key is missing stays shut, and no more: a task that runs already, and a
         verb that only collects, go on without it."""
-        from vmsandbox.gateway import GatewayServer, Ledger, keys_of
+        # Reads a TLS library into memory, and so lies beside the way to the first command.
+        from vmsandbox.gateway.forwarding import GatewayServer
 
         gateways = record.equipment.gateways
         try:
@@ -120,7 +130,7 @@ def _make_rules(guest: Guest, commands: tuple[str, ...]) -> None:
     guest.stream_in(["/bin/sh", "-c", _MAKE_RULES], [rules], timeout_s=_SET_UP_S)
 
 
-def _aside(work: Callable[[], object]) -> Future[object]:
+def _aside(work: Callable[[], _T]) -> Future[_T]:
     pool = ThreadPoolExecutor(1, "attendants")
     future = pool.submit(work)
     pool.shutdown(wait=False)

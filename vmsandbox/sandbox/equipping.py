@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vmsandbox.config import Agent, Config, agent_of
 from vmsandbox.errors import UsageProblem
+from vmsandbox.gateway.keys import keys_of
 from vmsandbox.model import AskRules, Brief, Budget, Equipment, Gateway
 from vmsandbox.reach import GATEWAY_HOST, OUTLET_PORT
 
@@ -33,11 +34,11 @@ def equipped(
     settings: Config,
     *,
     command: Sequence[str],
-    agent: str | None,
-    gateways: Iterable[str],
-    budget: Budget,
-    ask: bool,
-    brief: Brief | None,
+    agent: str | None = None,
+    gateways: Iterable[str] = (),
+    budget: Budget = Budget(),  # noqa: B008  (frozen)
+    ask: bool = False,
+    brief: Brief | None = None,
 ) -> Equipped:
     """Put together what is asked for and what settings say.
 
@@ -124,8 +125,6 @@ def check_keys(equipment: Equipment, texts: Iterable[str]) -> None:
     """
     if not equipment.gateways:
         return
-    from vmsandbox.gateway import keys_of
-
     keys = keys_of(equipment.gateways, os.environ)
     if any(key.within(text) for text in texts for key in keys.values()):
         raise UsageProblem(

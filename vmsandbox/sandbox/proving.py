@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from vmsandbox import brief, review
-from vmsandbox.config import PRESETS, Agent, agent_of
+from vmsandbox import brief, review, spending
+from vmsandbox.config import PRESETS
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest import Guest, Interrupted
 from vmsandbox.model import (
@@ -25,7 +25,7 @@ from vmsandbox.model import (
 )
 from vmsandbox.sandbox import briefing, checking
 from vmsandbox.sandbox.create import settings_here
-from vmsandbox.sandbox.equipping import GATEWAY_URL
+from vmsandbox.sandbox.equipping import Equipped, check_keys, equipped
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Halt, Listener, Quiet
 from vmsandbox.sandbox.rooms import Rooms
@@ -178,12 +178,13 @@ def review_by(
     author said.
     """
     task = folder.read_record().task
-    agent = _reviewer(by, task.worktree)
     asked = goal or task.brief or Brief()
-    with scratch_guest(rooms, folder, listener or Quiet(), halt or Halt(), share) as scratch:
+    agent = _reviewer(by, task.worktree, asked)
+    halt, listener = halt or Halt(), listener or Quiet()
+    with scratch_guest(rooms, folder, listener, halt, share, agent) as scratch:
         briefing.hand_over(scratch.guest, brief.for_reviewer(asked).encode())
-        variables = {**agent.environment(GATEWAY_URL), **briefing.REVIEWER}
-        ended = _run(scratch, agent.command, variables, timeout_s)
+        ended = _run(scratch, agent.command, {**agent.env, **briefing.REVIEWER}, timeout_s)
+        used = spending.used(scratch.folder).shown()
         report = briefing.said(scratch.guest)[1]
         findings, problem = _findings(scratch.guest)
         opinion = Opinion(
@@ -192,7 +193,7 @@ def review_by(
             digest=scratch.change_set.digest,
             outcome=ended.outcome,
             exit_code=ended.exit_code,
-            detail=ended.detail,
+            detail="; ".join(filter(None, (ended.detail, used))),
             report=printable(report),
             findings=findings,
             problem=problem,
@@ -201,12 +202,18 @@ def review_by(
     return opinion
 
 
-def _reviewer(by: str, worktree: Path) -> Agent:
-    """The agent of that name; what is none is a line for the shell."""
-    known = settings_here(worktree, {}).agents
-    if by in known or by in PRESETS:
-        return agent_of(by, known)
-    return Agent(name=by, command=("/bin/sh", "-c", by))
+def _reviewer(by: str, worktree: Path, asked: Brief) -> Equipped:
+    """The agent of that name and what it needs; what is none is a line for the shell."""
+    settings = settings_here(worktree, {})
+    named = by in settings.agents or by in PRESETS
+    given = equipped(
+        settings,
+        command=() if named else ("/bin/sh", "-c", by),
+        agent=by if named else None,
+        brief=asked,
+    )
+    check_keys(given.equipment, (*given.command, *given.env.values()))
+    return given
 
 
 def _findings(guest: Guest) -> tuple[tuple[Finding, ...], str]:

@@ -19,12 +19,14 @@ from vmsandbox.model import (
     ChangeSet,
     Endpoint,
     ExecResult,
+    Image,
     Outcome,
     SandboxRecord,
     Snapshot,
 )
 from vmsandbox.sandbox import transfer
 from vmsandbox.sandbox.ending import delete_sandbox
+from vmsandbox.sandbox.equipping import Equipped
 from vmsandbox.sandbox.forking import standing_still, with_copied_disk
 from vmsandbox.sandbox.life import Manager
 from vmsandbox.sandbox.listening import Halt, Listener
@@ -105,18 +107,28 @@ class _Source(NamedTuple):
 
 @contextlib.contextmanager
 def scratch_guest(
-    rooms: Rooms, folder: SandboxFolder, listener: Listener, halt: Halt, share: Share
+    rooms: Rooms,
+    folder: SandboxFolder,
+    listener: Listener,
+    halt: Halt,
+    share: Share,
+    given: Equipped | None = None,
 ) -> Iterator[Scratch]:
     """A new guest that holds the result of `folder` on its base; deleted however the block ends.
+
+    With `given` it is of that agent's image, and its gateways are open.
 
     Asked through `halt`, the block ends with :class:`vmsandbox.guest.Interrupted`. Raises what a
     start raises, NegativeAnswer ``no_result``, HostProblem ``snapshot_missing``.
     """
     source = _Source.of(folder)
-    made = rooms.store.create(None, _maker(rooms, source.record))
+    kept = {"equipment": given.equipment} if given else {}
+    image = rooms.images.resolve(given.image) if given and given.image else None
+    made = rooms.store.create(None, _maker(rooms, source.record, image, **kept))
     with _manager_of(rooms, made, listener, halt, share) as manager:
         with worktree.exhibit(source.folder.result_git, source.base, source.change_set) as snapshot:
             transfer.send(manager.guest, source.record.task, snapshot)
+        manager.services.await_ready()
         yield Scratch(manager, manager.guest, source.change_set)
 
 
@@ -177,11 +189,12 @@ def _manager_of(
 
 
 def _maker(
-    rooms: Rooms, source: SandboxRecord, **kept: Any
+    rooms: Rooms, source: SandboxRecord, image: Image | None = None, **kept: Any
 ) -> Callable[[str, str, Endpoint], SandboxRecord]:
-    """Makes a sandbox of the same image and size, of which nothing is known but whose result it
-    holds."""
-    image = rooms.images.resolve(source.image_digest)
+    """Makes a sandbox of the same size and, unless another is said, the same image, of which
+    nothing is known but whose result it holds."""
+    called = image.name if image else source.image_name
+    image = image or rooms.images.resolve(source.image_digest)
     host = rooms.host_facts(image)
     task = source.task.model_copy(update={"brief": None, "verify": ()})
 
@@ -192,8 +205,8 @@ def _maker(
             task=task,
             scratch_of=source.id,
             limits=source.limits,
-            image_name=source.image_name,
-            image_digest=source.image_digest,
+            image_name=called,
+            image_digest=image.digest,
             libvirt_uri=rooms.uri,
             domain_uuid=str(uuid.uuid4()),
             endpoint=endpoint,
