@@ -213,6 +213,7 @@ class SandboxFolder:
     seed_socket = _File("seed.sock")
     incoming = _File("incoming")  # where QEMU takes a template's state, for a moment
     console = _File("console.log")
+    former_console = _File("console.former.log")  # of a start that was given up
     stdout = _File("stdout.log")
     stderr = _File("stderr.log")
     brief = _File("brief.md")  # as the agent reads it
