@@ -37,7 +37,6 @@ from vmsandbox.model import Image, Limits
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox
 from vmsandbox.sandbox.listening import Quiet
 
-
 _PATIENCE_S = 120.0
 
 
