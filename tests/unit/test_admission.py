@@ -87,6 +87,18 @@ def test_it_fits_beside_the_reserve_and_what_was_promised(
     assert bool(verdict.reason) == (not admitted) == bool(verdict.lacking)
 
 
+def test_no_more_start_at_once_than_there_are_cpus() -> None:
+    """The pressure of a start shows when it is too late to ask for it."""
+    starts, runs = Promise(memory_bytes=0, disk_bytes=0, starting=True), promise(0)
+    small, large = load(), load().model_copy(update={"cpus": 4})
+    assert decide(wanted(), small, (starts, runs, runs), alone=False).admitted, "two on any host"
+    assert decide(wanted(), large, (starts,) * 3, alone=False).admitted
+    for host, promises in ((small, (starts, starts)), (large, (starts,) * 4)):
+        verdict = decide(wanted(), host, promises, alone=False)
+        assert (verdict.admitted, verdict.lacking) == (False, "cpu")
+    assert decide(wanted(), small, (starts, starts), alone=True).admitted, "somebody waits for it"
+
+
 def test_a_guest_alone_waits_for_no_pressure_nor_for_a_disk_that_nobody_measured() -> None:
     assert decide(wanted(), load(cpu=100, waits=100), (), alone=True).admitted
     unmeasured = wanted(disk=100 * GIB, basis="configured")

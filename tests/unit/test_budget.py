@@ -88,6 +88,17 @@ def test_what_a_guest_holds_by_now_is_no_longer_promised(two: Two) -> None:
     assert not two.second.admit("b", ONE, load(1)).admitted
 
 
+def test_batches_do_not_all_start_at_once(two: Two) -> None:
+    assert two.first.admit("a", ONE, load(9)).admitted
+    assert two.second.admit("a", ONE, load(9)).admitted
+    waits = two.first.admit("b", ONE, load(9))
+    assert (waits.admitted, waits.reason) == (False, "2 guests start at this moment, on 1 CPU(s)")
+    two.second.hold({"a": (0, 0)})
+    assert two.first.admit("b", ONE, load(9)).admitted
+    two.first.hold({}, starting=["a"])
+    assert two.first.admit("c", ONE, load(9)).admitted, "only one of them still starts"
+
+
 def test_the_promises_of_a_batch_that_was_killed_are_void(two: Two) -> None:
     assert two.first.admit("a", ONE, load(1)).admitted
     assert not two.second.admit("a", ONE, load(1)).admitted

@@ -44,6 +44,9 @@ class Promise(Value):
     disk_bytes: int
     held_memory_bytes: int = 0
     held_disk_bytes: int = 0
+    starting: bool = Field(
+        default=False, description="it was admitted, and what it takes does not show in full yet"
+    )
 
     @property
     def memory_left(self) -> int:
@@ -98,13 +101,7 @@ def decide(wanted: Need, load: Load, promises: Sequence[Promise], *, alone: bool
     disk = _disk(wanted, load, promises, alone=alone)
     if not disk.admitted or alone:
         return disk
-    if (load.memory_pressure or 0.0) > MEMORY_PRESSURE_LIMIT:
-        told = f"memory pressure is {load.memory_pressure:.0f} %"
-        return Verdict(False, told, lacking="memory pressure")
-    if (load.cpu_pressure or 0.0) > CPU_PRESSURE_LIMIT:
-        told = f"CPU pressure is {load.cpu_pressure:.0f} %, above {CPU_PRESSURE_LIMIT:.0f} %"
-        return Verdict(False, told, lacking="cpu")
-    return Verdict(True)
+    return _pressed(load, promises)
 
 
 def _memory(wanted: Need, load: Load, promises: Sequence[Promise]) -> Verdict:
@@ -130,6 +127,21 @@ def _disk(wanted: Need, load: Load, promises: Sequence[Promise], *, alone: bool)
         f" {_mib(max(free, 0))} are free beside the reserve and what others were promised"
     )
     return Verdict(False, told, lacking="disk")
+
+
+def _pressed(load: Load, promises: Sequence[Promise]) -> Verdict:
+    """Pressure is that of the last seconds: guests that start now are counted instead."""
+    if (load.memory_pressure or 0.0) > MEMORY_PRESSURE_LIMIT:
+        told = f"memory pressure is {load.memory_pressure:.0f} %"
+        return Verdict(False, told, lacking="memory pressure")
+    if (load.cpu_pressure or 0.0) > CPU_PRESSURE_LIMIT:
+        told = f"CPU pressure is {load.cpu_pressure:.0f} %, above {CPU_PRESSURE_LIMIT:.0f} %"
+        return Verdict(False, told, lacking="cpu")
+    starting = sum(one.starting for one in promises)
+    if starting >= max(FIRST, load.cpus):
+        told = f"{starting} guests start at this moment, on {load.cpus} CPU(s)"
+        return Verdict(False, told, lacking="cpu")
+    return Verdict(True)
 
 
 def _mib(count: int) -> str:

@@ -6,7 +6,7 @@ to one that was killed is void by itself. Whoever waits longest is served first.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -64,7 +64,8 @@ class Budget:
                 waiting[self._batch] = book.waiting.get(self._batch, now())
                 write(book.model_copy(update={"waiting": waiting}))
                 return verdict
-            write(_Book(reservations=(*book.reservations, self._of(task, wanted)), waiting=waiting))
+            mine = [self._of(task, wanted, starting=not urgent)]
+            write(_Book(reservations=(*others, *mine), waiting=waiting))
             return verdict
 
     def alone(self) -> bool:
@@ -76,13 +77,14 @@ class Budget:
         """Reserve without asking, for a guest that runs already."""
         with self._open() as (book, write):
             others = tuple(one for one in book.reservations if not self._is(one, task))
-            kept = (*others, self._of(task, wanted))
+            kept = (*others, self._of(task, wanted, starting=False))
             write(book.model_copy(update={"reservations": kept}))
 
-    def hold(self, held: Mapping[str, tuple[int, int]]) -> None:
-        """Tell what the guests of these tasks hold by now: (memory, disk) bytes."""
+    def hold(self, held: Mapping[str, tuple[int, int]], starting: Collection[str] = ()) -> None:
+        """Tell what the guests of these tasks hold by now: (memory, disk) bytes; and which tasks of
+        this batch have hardly begun."""
         with self._open() as (book, write):
-            told = tuple(self._with(one, held) for one in book.reservations)
+            told = tuple(self._with(one, held, starting) for one in book.reservations)
             if any(_differs(*pair) for pair in zip(told, book.reservations, strict=True)):
                 write(book.model_copy(update={"reservations": told}))
 
@@ -102,22 +104,26 @@ class Budget:
                 )
             )
 
-    def _of(self, task: str, wanted: Need) -> Reservation:
+    def _of(self, task: str, wanted: Need, *, starting: bool) -> Reservation:
         return Reservation(
             batch=self._batch,
             task=task,
             memory_bytes=wanted.memory_bytes,
             disk_bytes=wanted.disk_bytes,
+            starting=starting,
         )
 
     def _is(self, one: Reservation, task: str) -> bool:
         return (one.batch, one.task) == (self._batch, task)
 
-    def _with(self, one: Reservation, held: Mapping[str, tuple[int, int]]) -> Reservation:
-        if one.batch != self._batch or one.task not in held:
+    def _with(
+        self, one: Reservation, held: Mapping[str, tuple[int, int]], starting: Collection[str]
+    ) -> Reservation:
+        if one.batch != self._batch:
             return one
-        memory, disk = held[one.task]
-        return one.model_copy(update={"held_memory_bytes": memory, "held_disk_bytes": disk})
+        memory, disk = held.get(one.task, (one.held_memory_bytes, one.held_disk_bytes))
+        known = {"held_memory_bytes": memory, "held_disk_bytes": disk}
+        return one.model_copy(update={**known, "starting": one.task in starting})
 
     def _ahead(self, book: _Book) -> str | None:
         """The batch that waits for a share, and longer than we do."""
@@ -155,6 +161,7 @@ class Budget:
 def _differs(told: Reservation, before: Reservation) -> bool:
     """Small changes are not worth a write."""
     return (
-        abs(told.held_memory_bytes - before.held_memory_bytes) > _WORTH_TELLING_BYTES
+        told.starting != before.starting
+        or abs(told.held_memory_bytes - before.held_memory_bytes) > _WORTH_TELLING_BYTES
         or abs(told.held_disk_bytes - before.held_disk_bytes) > _WORTH_TELLING_BYTES
     )

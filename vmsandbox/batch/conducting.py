@@ -287,7 +287,7 @@ class Conductor:
                 held[name] = figures
             if worker.measured:
                 self._learn(worker)
-        self._budget.hold(held)
+        self._budget.hold(held, [n for n, worker in self._workers.items() if not worker.measured])
 
     def _learn(self, worker: Worker) -> None:
         if worker.most is not None:

@@ -4,6 +4,7 @@ One look each time: nothing here waits.
 """
 
 import contextlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -26,6 +27,7 @@ class Load(Value):
     disk_free_bytes: int = Field(description="below the state folder")
     memory_pressure: float | None = Field(description="percent of the last 10 s: some waited")
     cpu_pressure: float | None = Field(description="the same for a CPU")
+    cpus: int = Field(default=1, description="that this process may use")
 
 
 def load(folder: Path) -> Load:
@@ -37,6 +39,7 @@ def load(folder: Path) -> Load:
         disk_free_bytes=shutil.disk_usage(folder).free,
         memory_pressure=pressure("memory"),
         cpu_pressure=pressure("cpu"),
+        cpus=len(os.sched_getaffinity(0)),
     )
 
 
