@@ -35,6 +35,7 @@ def layer_of(item: pytest.Item) -> str:
     return parts[0] if parts[0] in LAYERS else LAYERS[-1]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick layers first, so that a plain mistake shows before a guest boots.
 
