@@ -22,6 +22,7 @@ from vmsandbox.config.forms import Words as Words
 from vmsandbox.config.forms import parse_duration_s as parse_duration_s
 from vmsandbox.config.forms import parse_size_mib as parse_size_mib
 from vmsandbox.config.net import NetSection, not_its_own
+from vmsandbox.config.net import asked_in_vain as asked_in_vain
 from vmsandbox.config.net import net_of as net_of
 from vmsandbox.config.ports import PortsSection
 from vmsandbox.config.providers import AskSection, Gateways, narrowed, spoken_out_of_turn

@@ -110,6 +110,10 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
     found = worktree.locate(request.worktree)
     sources = _sources(found.top)
     settings = config.load(sources, request.overrides, request.net)
+    net = config.net_of(sources, request.net)
+    if vain := config.asked_in_vain(net):
+        flags = " ".join(f"--allow '{rule}'" for rule in vain)
+        rooms.note(f"the project asks to reach more than you allow: vmsandbox run {flags} …")
     worktree.check_sendable(found, settings.sandbox.include)
     given = equipped(
         settings,
@@ -144,7 +148,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         batch=request.batch,
         publish=request.publish or settings.ports.publish,
         publishes=settings.ports.auto if request.publishes is None else request.publishes,
-        net=config.net_of(sources, request.net),
+        net=net,
         equipment=given.equipment,
     )
 
