@@ -436,6 +436,25 @@ def proxy(way: Way) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def test_git_over_ssh_through_the_guests_own_script(way: Way, proxy: str, tmp_path: Path) -> None:
+    world, port = way.internet, proxy.rpartition(":")[2]
+    add_grant(way.grants, "git.test:22", None)
+    (tmp_path / "key").write_text(world.ssh_key)
+    (tmp_path / "key").chmod(0o600)
+    for host in ("git.test", "evil.test"):
+        with (tmp_path / "known").open("a") as known:
+            known.write(f"{host} {world.ssh_host_key}\n")
+    script = Path(__file__).parents[2] / "vmsandbox" / "guest_scripts" / "through-outlet"
+    ssh = f"ssh -F none -i {tmp_path}/key -o UserKnownHostsFile={tmp_path}/known"
+    environment = os.environ | {"GIT_SSH_COMMAND": f"{ssh} -o ProxyCommand='{script} {port} %h %p'"}
+    bare = world.folder / "git.test" / "project.git"
+    for host, found in (("git.test", True), ("evil.test", False)):
+        argv = ["git", "ls-remote", f"root@{host}:{bare}"]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        assert ("refs/heads/main" in done.stdout) is found, done.stderr
+    assert "vmsandbox net box allow evil.test:22" in done.stderr
+
+
 def test_curl_as_people_call_it(way: Way, proxy: str) -> None:
     environment = os.environ | {"https_proxy": proxy, "http_proxy": proxy, "no_proxy": ""}
     ca = ["--cacert", str(way.internet.ca)]
