@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -105,9 +106,7 @@ def test_a_gateway_without_its_variable(value: str | None) -> None:
     assert "export K=" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    "value", ["k3y", "two words in it", "line\nbreak-in-it", "schlüssel-123"]
-)
+@pytest.mark.parametrize("value", ["k3y", "two words in it", "line\nbreak-in-it", "schlüssel-123"])
 def test_what_cannot_be_a_key_is_refused_and_not_said(value: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         keys_of([gateway()], {"K": value})
@@ -148,7 +147,8 @@ def test_nothing_is_held_back_that_cannot_be_a_key() -> None:
 
 # --- tokens ---------------------------------------------------------------------------------------
 
-ANTHROPIC = [
+Events = list[dict[str, Any]]
+ANTHROPIC: Events = [
     {
         "type": "message_start",
         "message": {
@@ -165,7 +165,7 @@ ANTHROPIC = [
     {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 42}},
     {"type": "message_stop"},
 ]
-RESPONSES = [
+RESPONSES: Events = [
     {"type": "response.created", "response": {"model": "gpt-x", "usage": None}},
     {
         "type": "response.completed",
@@ -179,7 +179,7 @@ RESPONSES = [
         },
     },
 ]
-CHAT = [
+CHAT: Events = [
     {"model": "gpt-x", "choices": [{}], "usage": None},
     {
         "model": "gpt-x",
@@ -193,13 +193,13 @@ CHAT = [
 ]
 
 
-def stream(events: list[dict[str, object]]) -> bytes:
+def stream(events: Events) -> bytes:
     return b"".join(b"data: " + json.dumps(one).encode() + b"\r\n\r\n" for one in events)
 
 
 @pytest.mark.parametrize("events", [ANTHROPIC, RESPONSES, CHAT])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_every_protocol_means_the_same(events: list[dict[str, object]], size: int) -> None:
+def test_every_protocol_means_the_same(events: Events, size: int) -> None:
     data = stream(events) + b"data: [DONE]\n\n"
     meter = Meter("text/event-stream; charset=utf-8")
     for start in range(0, len(data), size):

@@ -144,7 +144,7 @@ def scratch_on_its_disk(
     source = _Source.of(folder)
     try:
         with standing_still(rooms, folder) as record:
-            kept = {"template": record.template, "snapshot": record.snapshot}
+            kept: dict[str, Any] = {"template": record.template, "snapshot": record.snapshot}
             made = with_copied_disk(rooms, folder, None, _maker(rooms, record, **kept))
     except (UsageProblem, HostProblem) as problem:
         rooms.note(f"a new guest with base and result alone: {problem.message}")
