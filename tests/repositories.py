@@ -61,11 +61,11 @@ class Repository:
     def create(cls, path: Path, files: dict[str, str | bytes] | None = None) -> "Repository":
         """A new repository on branch main; with `files`, they are its first commit."""
         (path / ".git").mkdir(parents=True)
-        for name, content in _born().items():
+        for file, content in _born().items():
             if content is None:
-                (path / name).mkdir()
+                (path / file).mkdir()
             else:
-                (path / name).write_bytes(content)
+                (path / file).write_bytes(content)
         repository = cls(path)
         for name, text in (files or {}).items():
             repository.write(name, text)

@@ -31,7 +31,7 @@ class Program:
         self._calls, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             argv = [sys.executable, "-c", "from tests.warm import serve; serve()"]
-            self._process = subprocess.Popen(argv, cwd=ROOT, stdin=theirs)
+            self._process = subprocess.Popen(argv, cwd=ROOT, stdin=theirs.fileno())
 
     def begin(
         self,
