@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapter.crafted import IMAGE
-from vmsandbox.batch import share_of
+from vmsandbox.batch import Planned, Unwatched, conducting, share_of
 from vmsandbox.batch.admission import Need
 from vmsandbox.batch.budget import Budget
 from vmsandbox.batch.record import create
@@ -111,6 +111,26 @@ def test_whoever_gives_up_waiting_holds_nobody_up(rooms: Rooms) -> None:
             with locked(other.manager_lock), share_of(rooms)(other, goes_on):
                 assert not budget.alone()
         assert budget.alone()
+
+
+def test_a_batch_waits_for_another_however_long(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks are not given up for a host that is full of guests which will end."""
+    monkeypatch.setattr(conducting, "_PATIENCE_S", 0.0)
+    task = Planned(name="a", origin="a", command=("true",), worktree=Path("/w"))
+    with create(rooms.store, [], None) as other, create(rooms.store, [task], None) as mine:
+        everything = load(rooms.store.path).total_bytes
+        need = Need(memory_bytes=everything, disk_bytes=0, basis="density")
+        Budget(rooms.store, other.id).adopt("a", need)
+        conductor = conducting.Conductor(rooms, mine, Unwatched())
+        end = threading.Timer(3.5, conductor.ask_to_end)  # it looks once a second
+        end.start()
+        report = conductor.run()
+        end.join()
+    (ended,) = report.tasks
+    assert (ended.outcome, report.unfinished) == ("queued", 1), ended.reason
+    assert "free beside the reserve and what others were promised" in ended.reason
 
 
 def test_what_never_fits_is_told_at_once(rooms: Rooms) -> None:

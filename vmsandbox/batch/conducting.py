@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from vmsandbox import host
 from vmsandbox.batch import admission
-from vmsandbox.batch.admission import Need
+from vmsandbox.batch.admission import Need, Verdict
 from vmsandbox.batch.budget import Budget
 from vmsandbox.batch.making import Maker
 from vmsandbox.batch.record import QUEUED, SKIPPED, BatchFolder, Ended, Journal
@@ -229,7 +229,7 @@ class Conductor:
             self._admitted(task)
             return True
         self._queued(task, verdict.reason, verdict.lacking)
-        if verdict.never or self._stuck():
+        if verdict.never or self._stuck(verdict):
             self._end(task.name, Ended(outcome=Outcome.HOST_FULL, reason=verdict.reason))
             return True
         return False
@@ -246,9 +246,9 @@ class Conductor:
     def _now_measured(self) -> int:
         return sum(worker.measured for worker in self._workers.values())
 
-    def _stuck(self) -> bool:
-        """Whether nothing of this batch runs, and it has waited long enough for others."""
-        if self._workers:
+    def _stuck(self, verdict: Verdict) -> bool:
+        """Whether it has waited long enough for room that no guest of any batch could give back."""
+        if self._workers or verdict.lacking not in ("memory", "disk") or not self._budget.alone():
             self._stuck_since = None
             return False
         self._stuck_since = self._stuck_since or time.monotonic()
