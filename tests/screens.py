@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.waiting import wait_until
 
 
@@ -13,11 +15,11 @@ class Screens:
     """Terminals of a tmux server of our own; each is named."""
 
     def __init__(self, folder: Path, patience_s: float = 60.0) -> None:
-        self._socket = folder / "screens"
-        self._patience_s = patience_s
+        self._folder = folder
+        self._s = patience_s
 
     def tmux(self, *arguments: str) -> str:
-        argv = ["tmux", "-u", "-f", "/dev/null", "-S", str(self._socket), *arguments]
+        argv = ["tmux", "-u", "-f", "/dev/null", "-S", str(self._folder / ".socket"), *arguments]
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     def open(
@@ -33,8 +35,10 @@ class Screens:
         size = ["-x", str(columns), "-y", str(lines)]
         variables = [f"{key}={value}" for key, value in (env or {}).items()]
         inside = ["env", "-u", "TMUX", "-u", "TMUX_PANE", *variables, *argv]
+        # tmux does not always notice how a program ends.
+        watched = ["sh", "-c", '"$@"; echo $? > "$0"', str(self._code(name)), *inside]
         stays = ["start-server", ";", "set-option", "-g", "remain-on-exit", "on", ";"]
-        self.tmux(*stays, "new-session", "-d", "-s", name, *size, *inside)
+        self.tmux(*stays, "new-session", "-d", "-s", name, *size, *watched)
         self.tmux("set-option", "-t", name, "status", "off")
 
     def types(self, name: str, *keys: str) -> None:
@@ -57,26 +61,24 @@ class Screens:
             return text in seen[0]
 
         try:
-            wait_until(there, self._patience_s)
+            wait_until(there, self._s)
         except AssertionError as error:
             raise AssertionError(f"{text!r} is not on {name}:\n{seen[0]}") from error
         return seen[0]
 
-    def pid(self, name: str) -> int:
-        return int(self.tmux("display-message", "-p", "-t", name, "#{pane_pid}"))
+    def kill(self, name: str) -> None:
+        """End the program as a lost machine would."""
+        shell = int(self.tmux("display-message", "-p", "-t", name, "#{pane_pid}"))
+        for child in psutil.Process(shell).children():
+            child.kill()
 
     def exit_code(self, name: str) -> int:
-        """Wait for the program's end; minus the signal's number if one ended it."""
-        asked = "#{pane_dead_status}:#{pane_dead_signal}"
-        found = [":"]
+        """Wait for the program's end."""
+        wait_until(lambda: self._code(name).exists() and self._code(name).read_text(), self._s)
+        return int(self._code(name).read_text())
 
-        def known() -> bool:
-            found[0] = self.tmux("display-message", "-p", "-t", name, asked).strip()
-            return found[0] != ":"
-
-        wait_until(known, self._patience_s)
-        status, _, signal = found[0].partition(":")
-        return int(status) if status else -int(signal)
+    def _code(self, name: str) -> Path:
+        return self._folder / name
 
     def modes(self, name: str) -> str:
         """What the terminal was left as: alternate screen, mouse, cursor."""

@@ -17,7 +17,7 @@ from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder
 
 _POLL_S = 0.1
-_CONNECT_S = 60.0
+_CONNECT_S = 180.0
 _ENDED, _GOES_ON = 0, 3
 """What the guest's script says of the command when the screen is shown no more."""
 
