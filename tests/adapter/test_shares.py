@@ -36,8 +36,8 @@ def divided(first: int, second: int) -> float:
     """How many times as much as the second the first got, of one CPU that both wanted."""
     crowd(first, second)
     before = spent_s(first), spent_s(second)
-    over = time.monotonic() + LOOK_S
-    while time.monotonic() < over:
+    deadline = time.monotonic() + LOOK_S
+    while time.monotonic() < deadline:
         time.sleep(0.05)
     return (spent_s(first) - before[0]) / max(spent_s(second) - before[1], 0.01)
 

@@ -24,6 +24,7 @@ COPY README /www/
 CMD ["sleep", "1"]
 """
 
+# A check costs an emulated guest seconds, so they are few.
 COMPOSE = """\
 services:
   records:
@@ -31,19 +32,19 @@ services:
     command: [sh, -c, "echo kept in a volume > /data/index.html && exec httpd -f -p 80 -h /data"]
     volumes: ["records:/data"]
     healthcheck: &answers
-      test: [CMD, wget, -q, -O, /dev/null, "http://127.0.0.1/index.html"]
-      interval: 8s
-      timeout: 60s
+      test: [CMD, wget, -q, -O, /dev/null, "http://127.0.0.1/"]
+      interval: 10s
+      timeout: 120s
       retries: 60
   backend:
     image: built
-    command: [sh, -c, "wget -q -O /www/index.html http://records/ && exec httpd -f -p 80 -h /www"]
-    depends_on: {records: {condition: service_healthy}}
+    command: [sh, -c, "mv /www/README /www/index.html && exec httpd -f -p 80 -h /www"]
     healthcheck: *answers
   web:
     image: built
-    command: [sh, -c, "wget -q -O /out/index.html http://backend/ && exec httpd -f -p 80 -h /out"]
-    depends_on: {backend: {condition: service_healthy}}
+    command: [sh, -c, "for n in records backend; do wget -q -O - http://$$n/; done >
+      /out/index.html && exec httpd -f -p 80 -h /out"]
+    depends_on: {records: {condition: service_healthy}, backend: {condition: service_healthy}}
     volumes: ["./out:/out"]
     ports: ["8080:80"]
     healthcheck: *answers
@@ -110,7 +111,7 @@ def test_images_are_built_from_nothing(stack: Stack) -> None:
 
 def test_compose_brings_up_services_by_their_health(stack: Stack) -> None:
     assert stack.said("state") == [f"{n} running healthy" for n in ("backend", "records", "web")]
-    assert stack.said("page") == ["kept in a volume"]
+    assert stack.said("page") == ["kept in a volume", "hello"]
     assert stack.said("volume") == ["project_records"]
 
 

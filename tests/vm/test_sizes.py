@@ -87,8 +87,8 @@ def test_busy_guests_share_by_weight_and_a_third_answers(
         wait_for(f"{name} works", lambda name=name: running(guests, name))
     pids = [qemu_of(guests, name) for name in ("light", "usual")]
     before = [spent_s(pid) for pid in pids]
-    over = time.monotonic() + LOOK_S
-    while time.monotonic() < over:
+    deadline = time.monotonic() + LOOK_S
+    while time.monotonic() < deadline:
         time.sleep(0.1)
     less, more = (spent_s(pid) - was for pid, was in zip(pids, before, strict=True))
     assert 0 < less < 0.5 * more, (less, more)
