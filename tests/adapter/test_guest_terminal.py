@@ -136,9 +136,9 @@ def test_a_person_leaves_a_command_that_does_not_even_answer(
 def test_half_of_the_keys_to_leave_with_is_a_key_like_any_other(
     guest: Guest, person: Callable[..., Person]
 ) -> None:
+    def types(user: Person) -> None:
         user.types(b"a" + LEAVE[:1])
         assert user.sees(b"<a>")
-        time.sleep(0.1)
         user.types(b"b" + LEAVE[1:] + b"\r")
 
     user = person(types)
