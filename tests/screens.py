@@ -81,8 +81,8 @@ class Screens:
         return self._folder / name
 
     def modes(self, name: str) -> str:
-        """What the terminal was left as: alternate screen, mouse, cursor."""
-        asked = "#{alternate_on} #{mouse_any_flag} #{cursor_flag}"
+        """What the terminal was left as: alternate screen, mouse."""
+        asked = "#{alternate_on} #{mouse_any_flag}"
         return self.tmux("display-message", "-p", "-t", name, asked).strip()
 
 
