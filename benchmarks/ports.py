@@ -49,6 +49,9 @@ while (my @ready = $all->can_read) {
 """
 
 
+LISTENS = f"until grep -q :{PORT:04X} /proc/net/tcp; do sleep 0.1; done"
+
+
 def ask(client: socket.socket, size: int) -> None:
     """Let the server send so many bytes, and take them all."""
     client.sendall(b"%d\n" % size)
@@ -174,6 +177,7 @@ def measure(rooms: Rooms, series: Series, asked: argparse.Namespace, tree: Path)
                 guest.run(
                     ["sh", "-c", "setsid perl /root/server.pl > /dev/null 2>&1 < /dev/null &"]
                 )
+                guest.run(["sh", "-c", LISTENS])
                 with all_ways(rooms, folder, guest) as ways:
                     for number in range(asked.rounds):
                         order = list(ways)
