@@ -39,7 +39,8 @@ $SIG{PIPE} = 'IGNORE';
 while (my @ready = $all->can_read) {
     for my $one (@ready) {
         if ($one == $server) { $all->add($server->accept); next }
-        if (!sysread($one, my $asked, 64)) { $all->remove($one); close $one; next }
+        my $asked = '';
+        if (!sysread($one, $asked, 64)) { $all->remove($one); close $one; next }
         for (my $left = $asked + 0; $left > 0;) {
             my $sent = syswrite($one, $block, $left < 65536 ? $left : 65536) or last;
             $left -= $sent;
