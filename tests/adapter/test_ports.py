@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,11 @@ from vmsandbox.ports import Publisher, Relays, check, listen, listen_near, reach
 OURS = "127.91.7.5"
 SCRIPT = Path(__file__).parents[2] / "vmsandbox" / "guest_scripts" / "ports"
 MIB = 1024 * 1024
+WITHOUT_THE_RIGHT = (
+    ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service", "--"]
+    if os.geteuid() == 0
+    else []
+)
 Serve = Callable[[socket.socket], None]
 
 
@@ -303,6 +310,23 @@ def test_what_keeps_a_port_from_being_published_is_told() -> None:
 def test_a_port_near_a_taken_one_is_one_that_people_recognize() -> None:
     with socket.create_server((OURS, 8080)), listen_near(OURS, 8080).socket as near:
         assert near.getsockname()[1] == 28080
+
+
+def test_a_port_that_is_not_ours_to_bind_moves_and_says_so() -> None:
+    """In a process that lacks the right, be it root's."""
+    probe = (
+        "from vmsandbox.ports import listen_near\n"
+        f"found = listen_near({OURS!r}, 80)\n"
+        "print(found.port, found.note)\n"
+    )
+    said = subprocess.run(
+        [*WITHOUT_THE_RIGHT, sys.executable, "-c", probe],
+        cwd=SCRIPT.parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "20080 ports below 1024 are not ours to bind\n"
 
 
 # --- what the guest says --------------------------------------------------------------------------
