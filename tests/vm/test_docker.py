@@ -92,7 +92,9 @@ def stack(shared_state: State, tmp_path_factory: pytest.TempPathFactory) -> Stac
         "task": TASK,
     }
     project = Repository.create(tmp_path_factory.mktemp("docker") / "project", files).path
-    answer = shared_state("run", "--name", NAME, "--", "sh", "-e", "task", cwd=project)
+    answer = shared_state(
+        "run", "--name", NAME, "--memory", "2G", "--", "sh", "-e", "task", cwd=project
+    )
     return Stack(shared_state, answer)
 
 
