@@ -112,6 +112,8 @@ def request(task: Planned, name: str | None, mark: BatchMark | None) -> Request:
         env=task.env,
         brief=task.brief,
         verify=task.verify,
+        publish=task.publish,
+        publishes=task.auto_publish,
         batch=mark,
         overrides={
             "image": task.image,

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from vmsandbox import brief
 from vmsandbox.config import MOST_CHECKS, PRESETS, CheckSpelled, DurationS, SizeMib, Words
 from vmsandbox.document import Document, Place, Problem
+from vmsandbox.forwards import MappingSpelled, PortMapping
 from vmsandbox.model import Brief, Check, Limits, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -70,6 +71,8 @@ class Settings(Value):
     include: tuple[str, ...] | None = None
     history: str | None = Field(default=None, pattern=r"^(full|none|[1-9][0-9]{0,6})$")
     verify: tuple[CheckSpelled, ...] = Field(default=(), max_length=MOST_CHECKS)
+    publish: tuple[MappingSpelled, ...] = Field(default=(), description="HOST:GUEST on 127.0.0.1")
+    auto_publish: bool | None = Field(default=None, description="false: only what publish says")
 
 
 class TaskEntry(Settings):
@@ -237,6 +240,8 @@ def _wrong_with(task: TaskEntry, agents: Collection[str]) -> Iterator[tuple[str,
             yield "agent" if task.agent else "agents", f"unknown agent {name!r}"
     if len(set(task.agents)) < len(task.agents):
         yield "agents", "an agent is named twice: use repeat"
+    if task.publish and (len(task.agents) > 1 or (task.repeat or 1) > 1):
+        yield "publish", "several sandboxes cannot have the same port of the host"
     if task.brief and task.brief_file:
         yield "brief_file", "there is a brief already"
     for number, entry in enumerate(task.verify):
@@ -266,6 +271,8 @@ class Planned(Value):
     history: str | None = None
     brief: Brief | None = None
     verify: tuple[Check, ...] = ()
+    publish: tuple[PortMapping, ...] = ()
+    auto_publish: bool | None = None
     after: tuple[str, ...] = Field(default=(), description="origins that must complete before")
     limits: Limits = Limits()
     image_digest: str = Field(default="", description="known once a host has been asked")
@@ -299,5 +306,7 @@ def expanded(
                 history=task.history,
                 brief=task.brief,
                 verify=tuple(entry.check() for entry in task.verify),
+                publish=task.publish,
+                auto_publish=task.auto_publish,
                 after=task.after,
             )
