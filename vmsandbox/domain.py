@@ -126,11 +126,11 @@ def _check_paths(spec: DomainSpec) -> None:
                 f"a domain cannot name {str(path)!r}: control characters, or not UTF-8",
                 hint="set VMSANDBOX_HOME to a plain path",
             )
-    for path in (spec.seed_socket, spec.incoming_monitor):
-        if path and len(os.fsencode(path)) > _SOCKET_PATH_MAX_BYTES:
+    for socket in (spec.seed_socket, spec.incoming_monitor):
+        if socket and len(os.fsencode(socket)) > _SOCKET_PATH_MAX_BYTES:
             raise HostProblem(
                 "path_unsuitable",
-                f"{path} is too long for a socket ({_SOCKET_PATH_MAX_BYTES} bytes)",
+                f"{socket} is too long for a socket ({_SOCKET_PATH_MAX_BYTES} bytes)",
                 hint="set VMSANDBOX_HOME to a shorter path",
             )
 

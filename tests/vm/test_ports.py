@@ -233,11 +233,11 @@ def test_nine_urls_lead_to_three_sandboxes(three: list[Kept]) -> None:
     for number, guest in enumerate(three):
         for port, text in ((3000, "web"), (5432, "data"), (8080, "box")):
             wait_for(text, partial(guest.answers, port, f"{text}-{number}"))
-        wait_for("the container's name", lambda g=guest: container_at(g, 8080) == "web")
+        wait_for("the container's name", partial(contains, guest, 8080, "web"))
 
 
-def container_at(guest: Kept, port: int) -> object:
-    return ports_of(guest.state, guest.id).get(port, {}).get("container")
+def contains(guest: Kept, port: int, container: str) -> bool:
+    return bool(ports_of(guest.state, guest.id).get(port, {}).get("container") == container)
 
 
 def test_no_guest_reaches_the_ports_of_another(three: list[Kept]) -> None:

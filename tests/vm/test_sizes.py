@@ -4,6 +4,7 @@ hurts itself alone; busy ones share the host by weight, and none keeps another f
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_busy_guests_share_by_weight_and_a_third_answers(
     for name, here in (("light", light), ("usual", usual)):
         guests.ok("run", "--detach", "--name", name, "--", "sh", "-c", BUSY, cwd=here)
     for name in ("light", "usual"):
-        wait_for(f"{name} works", lambda name=name: running(guests, name))
+        wait_for(f"{name} works", partial(running, guests, name))
     pids = [qemu_of(guests, name) for name in ("light", "usual")]
     before = [spent_s(pid) for pid in pids]
     deadline = time.monotonic() + LOOK_S
