@@ -60,6 +60,8 @@ def listener() -> Iterator[tuple[int, list[str]]]:
             with contextlib.suppress(OSError):
                 while True:
                     data, who = udp.recvfrom(2000)
+                    if who is None:  # closed meanwhile
+                        return
                     came.append(f"udp {who}")
                     udp.sendto(data, who)
 
@@ -164,7 +166,9 @@ try npm npm view tinything version
 try apt sudo apt-get update -o Dir::Etc::sourcelist="$PWD/deb.list" -o Dir::Etc::sourceparts=/none
 try git-https git ls-remote https://git.test/project.git
 try git-ssh git ls-remote "root@git.test:$BARE"
-try unit sudo systemd-run --pipe --wait --quiet curl -sS http://www.test/where
+printf '[Service]\nType=oneshot\nExecStart=curl -sS -o /run/said http://www.test/where\n' |
+    sudo tee /run/systemd/system/asking.service > /dev/null
+try unit sudo sh -c 'systemctl start asking && cat /run/said'
 try login env -i bash -lc 'curl -sS http://www.test/where'
 try sudo sudo curl -sS http://www.test/where
 try docker sudo docker pull registry.test/thing:1
