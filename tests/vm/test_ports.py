@@ -4,11 +4,10 @@ as long as the guest runs, whoever dies meanwhile.
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -282,24 +281,32 @@ def test_a_manager_that_was_killed_is_replaced_by_resume(
         free = probe.getsockname()[1]
     command = "perl serve.pl 4,127.0.0.1,3000,task & until [ -e stop ]; do sleep 0.2; done; kill $!"
     arguments = ("run", "--name", "killed", "--publish", f"{free}:3000", "--worktree", project)
-    with shared_state.start(*arguments, "--", "sh", "-c", command) as manager:
+    with killed(shared_state.start(*arguments, "--", "sh", "-c", command)) as manager:
         wait_for("the port", lambda: ports_of(shared_state, "killed"), manager)
         url = f"http://{status_of(shared_state, 'killed')['address']}:3000"
         asked = f"http://127.0.0.1:{free}"
-        assert answers(url, "task")
-        assert answers(asked, "task")
+        wait_for("both ways", lambda: answers(url, "task") and answers(asked, "task"), manager)
         soon_s = Kept(shared_state, "killed", "").soon_s()
         taken = shared_state("run", "--publish", f"{free}:80", "--", "true", cwd=project)
         assert_refused(taken, "port_taken", 125, with_json=False)
-        manager.send_signal(signal.SIGKILL)
     with pytest.raises(OSError):
         body_of(url)
-    with shared_state.start("resume", "killed") as resumed:
+    with killed(shared_state.start("resume", "killed")) as resumed:
         started = time.monotonic()
         wait_for("it again", lambda: answers(url, "task") and answers(asked, "task"), resumed)
         assert time.monotonic() - started < soon_s + 1
         shared_state.ok("exec", "killed", "--", "touch", "stop")
         assert resumed.wait(PATIENCE_S) == 0
+
+
+@contextlib.contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """It does not outlive the block, whatever happens there."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_without_publishing_nothing_is_published(shared_state: State, project: Path) -> None:
