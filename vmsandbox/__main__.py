@@ -1,6 +1,6 @@
 """Lets ``python -m vmsandbox`` do what ``vmsandbox`` does."""
 
-from vmsandbox.cli import main
+from vmsandbox.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -81,8 +81,27 @@ def _register() -> None:
     app.add_typer(approvals.app, name="approvals")
 
 
+def program() -> None:
+    """Entry point of the ``vmsandbox`` program: :func:`main`, and then the process is over.
+
+    Threads of libraries, such as libvirt's events, are still in C code then. To take the
+    interpreter down under them has ended in a segmentation fault, after all was done.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as leaving:
+        code = leaving.code
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 1
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 def main() -> None:
-    """Entry point of the ``vmsandbox`` program."""
+    """What the program does; SystemExit says how it ended."""
     _register()
     try:
         app()
