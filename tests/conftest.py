@@ -39,15 +39,17 @@ def layer_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick layers first, so that a plain mistake shows before a guest boots.
 
-    Tests with guests, and those that may have to start libvirt's daemons, stay in one process. With
-    several processes the unit tests come last: many short ones keep all of them busy to the end.
+    Tests that may have to start libvirt's daemons stay in one process, and so do those with guests
+    that are in one file, as they share some. With several processes the unit tests come last: many
+    short ones keep all of them busy to the end.
     """
     order = ("adapter", "unit", "vm") if "PYTEST_XDIST_WORKER" in os.environ else LAYERS
     items.sort(key=lambda item: order.index(layer_of(item)))
     for item in items:
         if layer_of(item) == "vm":
             item.add_marker(pytest.mark.vm)
-        if layer_of(item) == "vm" or "host" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif "host" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("libvirt"))
 
 
