@@ -100,9 +100,9 @@ def publish(folder: SandboxFolder, guest: Guest, shift: Shift, note: Note) -> No
             note(f"{problem.message}; {problem.hint}")
         told = _Told(folder, note)
         told.tell(publisher.offer(_known(folder)))
-        _await_task(folder, shift.over)
-        for found in _watched(guest, shift.over):
-            told.tell(publisher.offer(found))
+        if _await_task(folder, shift.over):
+            for found in _watched(guest, shift.over):
+                told.tell(publisher.offer(found))
 
 
 def _our_turn(
@@ -123,13 +123,15 @@ def _our_turn(
     return False
 
 
-def _await_task(folder: SandboxFolder, over: threading.Event) -> None:
-    """A task that is about to start is left alone for its first steps."""
-    runs = folder.read_record().task_started
-    while not runs and not over.wait(_TURN_S):
+def _await_task(folder: SandboxFolder, over: threading.Event) -> bool:
+    """A task that is about to start is left alone for its first steps; False if it had ended by
+    then, as asking would only keep its guest from handing over what it did."""
+    if folder.read_record().task_started:
+        return True
+    while not over.wait(_TURN_S):
         if folder.read_record().task_started:
-            runs = True
-            over.wait(_AFTER_S)
+            return not over.wait(_AFTER_S) and (folder.read_record().state is SandboxState.RUNNING)
+    return False
 
 
 def _known(folder: SandboxFolder) -> Mapping[int, Listener]:
