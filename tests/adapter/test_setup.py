@@ -95,7 +95,11 @@ def test_a_build_that_leaves_a_process_fails_and_ends_it(tmp_path: Path) -> None
 PYTEST = """\
 #!/bin/sh
 echo "$@" >>calls
-case "$*" in *tests/vm*) exit ${GUESTS:-0} ;; *) exit ${QUICK:-0} ;; esac
+case "$*" in
+*"tests/vm "* | *tests/vm/test_run*) exit ${GUESTS:-0} ;;
+*tests/vm/*) exit ${LAST:-0} ;;
+*) exit ${QUICK:-0} ;;
+esac
 """
 
 
@@ -110,11 +114,14 @@ def make_test(folder: Path, *arguments: str, **codes: str) -> tuple[int, list[st
     return done.returncode, (folder / "calls").read_text().splitlines()
 
 
-def test_guests_come_after_all_others_and_alone(tmp_path: Path) -> None:
-    status, (quick, guests) = make_test(tmp_path)
+def test_guests_come_after_all_others_and_what_ends_daemons_last(tmp_path: Path) -> None:
+    status, (quick, guests, alone) = make_test(tmp_path)
     assert status == 0
     assert re.fullmatch(r"-m pytest -n \d+ tests/unit tests/adapter", quick.strip())
-    assert guests.split() == ["-m", "pytest", "tests/vm"]
+    last = alone.split()[-1]
+    assert alone.split() == ["-m", "pytest", last]
+    assert guests.split() == ["-m", "pytest", "-n", "2", "tests/vm", f"--ignore={last}"]
+    assert (ROOT / last).is_file()
 
 
 @pytest.mark.parametrize(
@@ -122,19 +129,20 @@ def test_guests_come_after_all_others_and_alone(tmp_path: Path) -> None:
     [
         ({"QUICK": "1"}, True),
         ({"GUESTS": "1"}, True),
+        ({"LAST": "1"}, True),
         ({"QUICK": "5"}, False),
-        ({"GUESTS": "5"}, False),
-        ({"QUICK": "5", "GUESTS": "5"}, True),
-        ({"QUICK": "5", "GUESTS": "1"}, True),
+        ({"GUESTS": "5", "LAST": "5"}, False),
+        ({"QUICK": "5", "GUESTS": "5", "LAST": "5"}, True),
+        ({"QUICK": "5", "GUESTS": "1", "LAST": "5"}, True),
     ],
 )
-def test_both_parts_run_and_either_fails_the_whole(
+def test_all_parts_run_and_each_fails_the_whole(
     tmp_path: Path, codes: dict[str, str], fails: bool
 ) -> None:
     """5 is pytest's word for a selection that is empty."""
     status, calls = make_test(tmp_path, "ARGS=-k word", **codes)
     assert (status != 0) is fails
-    assert len(calls) == 2
+    assert len(calls) == 3
     assert all(line.endswith("-k word") for line in calls)
 
 
