@@ -119,10 +119,9 @@ def test_a_selector_that_means_nothing(shared_state: State) -> None:
     assert_refused(shared_state("stop", "--json"), "nothing_named", 2)
 
 
-def test_no_command_is_a_usage_error(shared_state: State, project: Path) -> None:
-    answer = shared_state("run", cwd=project)
-    assert answer.code == 2
-    assert "COMMAND" in answer.err
+def test_nothing_to_run_is_refused(shared_state: State, project: Path) -> None:
+    answer = shared_state("run", "--json", cwd=project)
+    assert_refused(answer, "nothing_to_run", 125)
 
 
 # --- images that are not what they were -----------------------------------------------------------

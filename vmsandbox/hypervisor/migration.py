@@ -47,14 +47,14 @@ def load_state(monitor: Monitor, via: Path, file: Path) -> None:
     `via` is a socket path in a folder that QEMU can write to; QEMU makes it and we remove it.
     Raises HostProblem ``migration_failed``.
     """
-    _ignore_shared_memory(monitor.execute)
-    monitor.execute("migrate-incoming", uri=f"unix:{via}")
     try:
+        _ignore_shared_memory(monitor.execute)
+        monitor.execute("migrate-incoming", uri=f"unix:{via}")
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(str(via))
             peer.sendall(file.read_bytes())
         _wait_completed(monitor.execute)
-    except OSError as error:
+    except (OSError, HostProblem) as error:  # it ends where the state is not of this machine
         raise HostProblem("migration_failed", f"QEMU did not take the state: {error}") from error
     finally:
         via.unlink(missing_ok=True)

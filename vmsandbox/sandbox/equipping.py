@@ -74,7 +74,9 @@ def _command(agent: Agent | None, command: tuple[str, ...], brief: Brief | None)
     if agent is None:
         if not command:
             raise UsageProblem(
-                "nothing_to_run", "no command and no agent was named", hint="run -- COMMAND…"
+                "nothing_to_run",
+                "no command and no agent was named",
+                hint="vmsandbox run -- COMMAND…    (or: vmsandbox run --agent NAME --brief FILE)",
             )
         return command
     if command:

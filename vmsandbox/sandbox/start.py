@@ -149,6 +149,12 @@ def _clone(
             continuing = aside.submit(_continue, rooms, plan, folder, template, incoming, in_vain)
             try:
                 rooms.hypervisor.start(xml, paused=True)
+            except HostProblem as problem:
+                in_vain.set()
+                cause = continuing.exception()
+                if isinstance(cause, HostProblem) and cause.code == "migration_failed":
+                    raise cause from problem  # libvirt only saw QEMU end
+                raise
             except BaseException:
                 in_vain.set()
                 raise
