@@ -160,6 +160,7 @@ def _clone(
                 raise
             continuing.result()
             rooms.hypervisor.resume(plan.domain_uuid)  # it runs; now libvirt knows, too
+    _weigh(rooms, plan)
 
 
 def _continue(
@@ -179,7 +180,6 @@ def _continue(
         migration.load_state(monitor, incoming / "state", template.state)
         monitor.execute("cont")
         _send_seed(plan, folder)
-        _weigh(rooms, plan)
 
 
 def _send_seed(plan: LaunchPlan, folder: SandboxFolder) -> None:
