@@ -11,6 +11,9 @@ import pytest
 from tests import warm
 from tests.adapter.crafted import BASE, RESULT, Case, Files, Make
 from tests.adapter.left import Leave, Left, described, record_of
+from tests.adapter.loopback_guest import LoopbackGuest, loopback_guest
+from vmsandbox.deadline import Deadline
+from vmsandbox.guest import Guest
 from vmsandbox.model import LibvirtFacts, SandboxState
 from vmsandbox.sandbox import Rooms
 from vmsandbox.store import write_value
@@ -40,6 +43,21 @@ def memory() -> Iterator[Path]:
     quick = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=quick, prefix="vmsandbox-killed-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
+    """A guest's sshd on this host, for a module."""
+    with loopback_guest(tmp_path_factory.mktemp("sshd")) as running:
+        yield running
+
+
+@pytest.fixture
+def guest(loopback: LoopbackGuest) -> Iterator[Guest]:
+    """A connection to it."""
+    with loopback.guest() as guest:
+        guest.connect(Deadline(10))
+        yield guest
 
 
 @pytest.fixture

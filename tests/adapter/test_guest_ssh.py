@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.loopback_guest import LOGIN, LoopbackGuest, free_port, loopback_guest
+from tests.adapter.loopback_guest import LOGIN, LoopbackGuest, free_port
 from vmsandbox import seed
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, HostProblem, UsageProblem
@@ -29,19 +29,6 @@ from vmsandbox.guest import (
 from vmsandbox.model import Endpoint
 
 NOISE = random.Random(1).randbytes(5_000_001)
-
-
-@pytest.fixture(scope="module")
-def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
-    with loopback_guest(tmp_path_factory.mktemp("sshd")) as running:
-        yield running
-
-
-@pytest.fixture
-def guest(loopback: LoopbackGuest) -> Iterator[Guest]:
-    with loopback.guest() as guest:
-        guest.connect(Deadline(10))
-        yield guest
 
 
 def elsewhere(port: int) -> Endpoint:

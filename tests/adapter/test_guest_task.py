@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.adapter.loopback_guest import NOBODY, LoopbackGuest, cgroup_root, loopback_guest
+from tests.adapter.loopback_guest import NOBODY, LoopbackGuest, cgroup_root
 from tests.processes import MARK
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
@@ -31,12 +31,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 PYTHON = shutil.which("python3", path="/usr/bin:/bin") or "python3"
-
-
-@pytest.fixture(scope="module")
-def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
-    with loopback_guest(tmp_path_factory.mktemp("guest")) as running:
-        yield running
 
 
 @pytest.fixture

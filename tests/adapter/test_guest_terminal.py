@@ -15,25 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.adapter.loopback_guest import LoopbackGuest, loopback_guest
+from tests.adapter.loopback_guest import LoopbackGuest
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest import Guest, Terminal
 
 READY = b"ready"
-
-
-@pytest.fixture(scope="module")
-def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
-    with loopback_guest(tmp_path_factory.mktemp("terminal")) as running:
-        yield running
-
-
-@pytest.fixture
-def guest(loopback: LoopbackGuest) -> Iterator[Guest]:
-    with loopback.guest() as guest:
-        guest.connect(Deadline(10))
-        yield guest
 
 
 class Person:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.loopback_guest import LoopbackGuest, free_port, loopback_guest
+from tests.adapter.loopback_guest import LoopbackGuest, free_port
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest import Guest
@@ -18,19 +18,6 @@ from vmsandbox.outlet import Exchange, Handler, Outlet
 from vmsandbox.outlet.server import CONNECTIONS_MOST
 
 HERE = "gateway.vmsandbox"
-
-
-@pytest.fixture(scope="module")
-def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
-    with loopback_guest(tmp_path_factory.mktemp("sshd")) as running:
-        yield running
-
-
-@pytest.fixture
-def guest(loopback: LoopbackGuest) -> Iterator[Guest]:
-    with loopback.guest() as guest:
-        guest.connect(Deadline(10))
-        yield guest
 
 
 def echo(exchange: Exchange) -> None:

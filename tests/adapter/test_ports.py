@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.loopback_guest import LoopbackGuest, loopback_guest
+from tests.adapter.loopback_guest import LoopbackGuest
 from tests.waiting import wait_until
-from vmsandbox.deadline import Deadline
 from vmsandbox.errors import HostProblem, UsageProblem
 from vmsandbox.forwards import Listener, PortMapping
 from vmsandbox.guest import Guest
@@ -31,19 +30,6 @@ WITHOUT_THE_RIGHT = (
     else []
 )
 Serve = Callable[[socket.socket], None]
-
-
-@pytest.fixture(scope="module")
-def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackGuest]:
-    with loopback_guest(tmp_path_factory.mktemp("sshd")) as running:
-        yield running
-
-
-@pytest.fixture
-def guest(loopback: LoopbackGuest) -> Iterator[Guest]:
-    with loopback.guest() as guest:
-        guest.connect(Deadline(10))
-        yield guest
 
 
 @pytest.fixture
