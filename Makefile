@@ -17,8 +17,7 @@ demo:  ## two real tasks in two VMs: run, review, apply one, drop the other
 	@$(PYTHON) demo/demo.py
 
 # Tests without guests run side by side, one process more than there are cores, as some of them wait.
-# With guests, two files at a time: a guest has one CPU. Those that end libvirt's daemons come last.
-ALONE := tests/vm/test_crashes.py
+# With guests, two files at a time: a guest has one CPU. What weighs guests against each other comes last.
 # ARGS names the tests to run, or has options for all of them; 5 says that no test fits.
 test:  ## all tests; boots real guests
 	@scripts/setup --tests
@@ -26,8 +25,8 @@ ifneq ($(findstring tests,$(ARGS)),)
 	@$(PYTHON) -m pytest $(ARGS)
 else
 	@$(PYTHON) -m pytest -n $$(($$(nproc) + 1)) tests/unit tests/adapter $(ARGS); quick=$$?; \
-	$(PYTHON) -m pytest -n 2 tests/vm --ignore=$(ALONE) $(ARGS); guests=$$?; \
-	$(PYTHON) -m pytest $(ALONE) $(ARGS); alone=$$?; \
+	$(PYTHON) -m pytest -n 2 tests/vm -m "not alone" $(ARGS); guests=$$?; \
+	$(PYTHON) -m pytest tests/vm -m alone $(ARGS); alone=$$?; \
 	test $$quick$$guests$$alone != 555 || exit 5; \
 	for status in $$quick $$guests $$alone; do case $$status in 0 | 5) ;; *) exit $$status ;; esac; done
 endif

@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if layer_of(item) == "vm":
             item.add_marker(pytest.mark.vm)
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            person = "person" in getattr(item, "fixturenames", ())  # there is only one
+            item.add_marker(pytest.mark.xdist_group("person" if person else item.path.stem))
         elif "host" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("libvirt"))
 

@@ -78,6 +78,7 @@ def test_a_guest_that_fills_its_disk_hurts_itself_alone(
     assert overlay.stat().st_blocks * 512 < 1024 * MIB
 
 
+@pytest.mark.alone
 def test_busy_guests_share_by_weight_and_a_third_answers(
     guests: State, project: MakeProject
 ) -> None:

@@ -29,7 +29,8 @@ from tests.vm.test_crashes import (
     killed_at,
     record_of,
 )
-from vmsandbox.hypervisor import processes
+from vmsandbox.host import daemons
+from vmsandbox.hypervisor import DomainState, Hypervisor, processes
 from vmsandbox.images.manifest import Manifest, folder_name
 
 IMAGE = "debian-12"
@@ -123,7 +124,10 @@ def test_a_template_is_shown_used_and_goes_with_its_image(alone: State, project:
 
     spoiled_copy(template, "0" * 16, fingerprint=f"sha256:{'0' * 64}")
     spoiled_copy(template, "1" * 16, image_digest=f"sha256:{'1' * 64}")
-    alone.ok("run", "--worktree", project, "--", "touch", "new")
+    alone.ok("run", "--keep", "--worktree", project, "--", "touch", "new")
+    with Hypervisor.connect(daemons.default_uri()) as hypervisor:
+        observed = hypervisor.observe(record_of(alone).domain_uuid)
+    assert observed.state is DomainState.RUNNING, "libvirt has it as it is"
     listed = alone.ok("image", "list", "--json").data["templates"]
     assert {one["name"]: one["used_by"] for one in listed}[template.name] == alone.ids()
     alone.ok("image", "remove", "also")

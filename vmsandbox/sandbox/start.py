@@ -172,7 +172,7 @@ def _continue(
     in_vain: threading.Event,
 ) -> None:
     """Load the state, let the guest run and give it its identity, all while libvirt still asks
-    QEMU what its CPU is like (docs/decisions/0016)."""
+    QEMU what its CPU is like (docs/decisions/0017)."""
     with (
         Monitor(incoming / "monitor", unless=in_vain) as monitor,
         templates.blamed(rooms, template),
