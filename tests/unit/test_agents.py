@@ -122,6 +122,8 @@ def test_an_agent_brings_its_gateways_variables_and_image() -> None:
     assert found.env["OPENAI_BASE_URL"] == f"{GATEWAY_URL}/openai/v1"
     assert [gateway.name for gateway in found.equipment.gateways] == ["openai"]
     assert found.equipment.budget == Budget(max_tokens=1000)
+    within = given(settings((USER, True)), command=("x",), within=Budget(max_tokens=7))
+    assert within.equipment.budget.max_tokens == 7
     assert found.equipment.asks is not None
     assert found.equipment.report_from == "stdout"
 

@@ -33,6 +33,17 @@ def of(user: str, project: str = "", **flags: object) -> Net:
     return config.net_of(sources, flags)
 
 
+def test_what_a_task_file_says_only_narrows() -> None:
+    sources = [Source("user", "[net]\nmode = 'allow'\nallow = ['@python']", True)]
+    narrow = config.net_of(sources, {}, {"allow": ("pypi.org", "evil.test")})
+    assert narrow.objection("pypi.org", 443) == ""
+    assert narrow.objection("files.pythonhosted.org", 443) == "no_rule_allows"
+    assert narrow.objection("evil.test", 443) == "no_rule_allows"
+    assert config.asked_in_vain(narrow) == ("evil.test",)
+    assert config.net_of(sources, {}, {"mode": "none"}).objection("pypi.org", 443) == "net_none"
+    assert config.net_of(sources, {}, {"mode": "public"}).objection("evil.test", 443)
+
+
 # --- rules ----------------------------------------------------------------------------------------
 
 

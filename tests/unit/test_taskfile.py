@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vmsandbox.batch import Plan, plan_files, plan_ids, schema
+from vmsandbox.batch import Grants, Plan, granted, plan_files, plan_ids, schema
+from vmsandbox.batch.making import request
 from vmsandbox.errors import UsageProblem
-from vmsandbox.model import Check, HttpCheck
+from vmsandbox.model import Budget, Check, HttpCheck
 
 
 @pytest.fixture
@@ -194,6 +195,36 @@ tasks:
     with pytest.raises(UsageProblem) as caught:
         plan_ids(template, ["7", "../x"])
     assert "t.yaml:2: tasks.0.name" in caught.value.message
+
+
+def test_a_file_narrows_what_its_user_lets_every_task_do(folder: Path) -> None:
+    plan = planned(
+        folder,
+        """\
+defaults: {worktree: w, command: x, max_tokens: 500, allow: [pypi.org]}
+tasks:
+  - {name: a, net: none, max_cost: 1.5}
+  - {name: b}
+""",
+    )
+    grants = Grants(
+        net={"mode": "public"}, gateways=("openai",), budget=Budget(max_tokens=900), ask=True
+    )
+    first, second = (request(task, None, None) for task in granted(plan, grants).tasks)
+    for asked in (first, second):
+        assert (asked.net, asked.gateways, asked.ask) == ({"mode": "public"}, ("openai",), True)
+        assert asked.budget.max_tokens == 900
+    assert first.within_net == {"mode": "none", "allow": ("pypi.org",)}
+    assert first.within_budget == Budget(max_tokens=500, max_cost=1.5)
+    assert second.within_net == {"allow": ("pypi.org",)}
+    (plain, _) = (request(task, None, None) for task in granted(plan, None).tasks)
+    assert (plain.net, plain.gateways, plain.ask) == ({}, (), False)
+    text = "tasks: [{name: a, worktree: w, command: x, net: all, allow: [1.2.3.4], max_cost: 0}]"
+    told = refused(folder, text)
+    assert [
+        key in line
+        for key, line in zip(("allow", "max_cost", "net"), sorted(told[1:]), strict=True)
+    ] == [True] * 3
 
 
 def test_the_schema_names_every_key() -> None:

@@ -15,15 +15,16 @@ from vmsandbox.batch.carrying import (
     resuming,
     run_batch,
 )
-from vmsandbox.batch.plan import Plan, plan_files, plan_ids
+from vmsandbox.batch.plan import Plan, granted, plan_files, plan_ids
 from vmsandbox.batch.record import Discarded, clean_up
 from vmsandbox.batch.report import BatchReport, TaskReport, Unwatched, Watcher
-from vmsandbox.batch.taskfile import Planned, schema
+from vmsandbox.batch.taskfile import Grants, Planned, schema
 
 __all__ = [
     "BatchReport",
     "Carried",
     "Discarded",
+    "Grants",
     "Plan",
     "Planned",
     "TaskReport",
@@ -32,6 +33,7 @@ __all__ = [
     "beginning",
     "clean_up",
     "discard_batch",
+    "granted",
     "plan_files",
     "plan_ids",
     "resume_batch",

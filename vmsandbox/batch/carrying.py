@@ -6,9 +6,10 @@ from pathlib import Path
 
 from vmsandbox.batch import making, record
 from vmsandbox.batch.conducting import Conductor
-from vmsandbox.batch.plan import Plan, plan_files
+from vmsandbox.batch.plan import Plan, granted, plan_files
 from vmsandbox.batch.record import SKIPPED, Discarded
 from vmsandbox.batch.report import BatchReport, TaskReport, Unwatched, Watcher
+from vmsandbox.batch.taskfile import Grants
 from vmsandbox.sandbox import Rooms
 from vmsandbox.store import Store
 
@@ -69,16 +70,19 @@ def run_batch(
     files: Sequence[Path | str] | Plan,
     *,
     jobs: int | None = None,
+    grants: Grants | None = None,
     watcher: Watcher | None = None,
     root: Path | None = None,
 ) -> BatchReport:
     """Carry out the tasks of these files in VMs of their own, as many at once as the host carries.
 
+    `grants` is what they may do beyond their guests, beside what your settings let every task do;
     `root` is the state folder. Nothing on the host is changed: every result waits for a decision.
     Raises UsageProblem ``tasks_invalid`` with every problem before anything starts, and HostProblem
     if this host can start no guest; what goes wrong with a single task is in the report.
     """
     plan = files if isinstance(files, Plan) else plan_files([Path(file) for file in files])
+    plan = granted(plan, grants)
     watcher = watcher or Unwatched()
     with Rooms.open(root) as rooms, beginning(rooms, plan, watcher, jobs=jobs) as batch:
         return batch.run()

@@ -114,6 +114,12 @@ def request(task: Planned, name: str | None, mark: BatchMark | None) -> Request:
         verify=task.verify,
         publish=task.publish,
         publishes=task.auto_publish,
+        net=task.grants.net,
+        within_net=task.within_net,
+        gateways=task.grants.gateways,
+        budget=task.grants.budget,
+        within_budget=task.within_budget,
+        ask=task.grants.ask,
         batch=mark,
         overrides={
             "image": task.image,

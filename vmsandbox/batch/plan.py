@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vmsandbox.batch import taskfile
-from vmsandbox.batch.taskfile import Planned, Read, TaskEntry, entries_of, problem_of
+from vmsandbox.batch.taskfile import Grants, Planned, Read, TaskEntry, entries_of, problem_of
 from vmsandbox.document import MOST_BYTES, Document, Problem, Unreadable, parse
 from vmsandbox.errors import UsageProblem, VmsandboxError
 from vmsandbox.sandbox import agents_at, read_brief
@@ -30,6 +30,14 @@ class Plan(NamedTuple):
 def plan_files(files: Sequence[Path]) -> Plan:
     """The tasks of these files. Raises UsageProblem ``tasks_invalid`` with every problem."""
     return _planned(_documents(files))
+
+
+def granted(plan: Plan, grants: Grants | None) -> Plan:
+    """The same tasks, with what their user lets them do."""
+    if grants is None:
+        return plan
+    tasks = tuple(task.model_copy(update={"grants": grants}) for task in plan.tasks)
+    return plan._replace(tasks=tasks)
 
 
 def plan_ids(template: Path, ids: Sequence[str]) -> Plan:

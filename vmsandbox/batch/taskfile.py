@@ -16,6 +16,8 @@ from vmsandbox.config import MOST_CHECKS, PRESETS, CheckSpelled, DurationS, Size
 from vmsandbox.document import Document, Place, Problem
 from vmsandbox.forwards import MappingSpelled, PortMapping
 from vmsandbox.model import Brief, Check, Limits, Value
+from vmsandbox.provider import Budget
+from vmsandbox.reach import NetMode, RuleText
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,6 +75,14 @@ class Settings(Value):
     verify: tuple[CheckSpelled, ...] = Field(default=(), max_length=MOST_CHECKS)
     publish: tuple[MappingSpelled, ...] = Field(default=(), description="HOST:GUEST on 127.0.0.1")
     auto_publish: bool | None = Field(default=None, description="false: only what publish says")
+    net: NetMode | None = Field(
+        default=None, description="none, allow or public, within what you let every task reach"
+    )
+    allow: tuple[RuleText, ...] = Field(
+        default=(), description="pypi.org, *.github.com:443, @npm, within the same"
+    )
+    max_cost: float | None = Field(default=None, gt=0, description="at most; yours counts as well")
+    max_tokens: int | None = Field(default=None, gt=0, description="at most; yours counts as well")
 
 
 class TaskEntry(Settings):
@@ -252,6 +262,18 @@ def _wrong_with(task: TaskEntry, agents: Collection[str]) -> Iterator[tuple[str,
 # --- from entries to tasks ------------------------------------------------------------------------
 
 
+class Grants(Value):
+    """What the user lets every task of a batch do beyond its guest. A task file, which may be
+    another's, can only narrow it."""
+
+    net: dict[str, Any] = Field(
+        default_factory=dict, description="flags of the ``[net]`` table: mode, allow"
+    )
+    gateways: tuple[str, ...] = Field(default=(), description="beside those that agents need")
+    budget: Budget = Field(default=Budget(), description="of each task; else what settings say")
+    ask: bool = Field(default=False, description="guests may ask a person")
+
+
 class Planned(Value):
     """One sandbox to be made, with nothing left to look up."""
 
@@ -273,6 +295,9 @@ class Planned(Value):
     verify: tuple[Check, ...] = ()
     publish: tuple[PortMapping, ...] = ()
     auto_publish: bool | None = None
+    within_net: dict[str, Any] = Field(default_factory=dict)
+    within_budget: Budget = Budget()
+    grants: Grants = Grants()
     after: tuple[str, ...] = Field(default=(), description="origins that must complete before")
     limits: Limits = Limits()
     image_digest: str = Field(default="", description="known once a host has been asked")
@@ -308,5 +333,12 @@ def expanded(
                 verify=tuple(entry.check() for entry in task.verify),
                 publish=task.publish,
                 auto_publish=task.auto_publish,
+                within_net=_within_net(task),
+                within_budget=Budget(max_cost=task.max_cost, max_tokens=task.max_tokens),
                 after=task.after,
             )
+
+
+def _within_net(task: TaskEntry) -> dict[str, Any]:
+    said = {"mode": task.net, "allow": task.allow}
+    return {key: value for key, value in said.items() if value}

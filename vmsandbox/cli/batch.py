@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmsandbox.cli import output
+from vmsandbox.cli import granting, output
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output
 from vmsandbox.errors import UsageProblem
@@ -15,7 +15,7 @@ from vmsandbox.errors import UsageProblem
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vmsandbox.batch import BatchReport, Carried, Plan, TaskReport
+    from vmsandbox.batch import BatchReport, Carried, Grants, Plan, TaskReport
 
 INTERRUPTED = 130
 TEMPLATES = ("vmsandbox-task.yaml", "vmsandbox-task.toml")
@@ -59,6 +59,12 @@ def batch(
         int | None,
         typer.Option("--jobs", "-j", metavar="N", min=1, help="At most so many at once."),
     ] = None,
+    net: granting.NetFlag = None,
+    allow: granting.Allow = None,
+    gateway: granting.Gateways = None,
+    max_cost: granting.MaxCost = None,
+    max_tokens: granting.MaxTokens = None,
+    ask: granting.Ask = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a batch: its id, or the latest unfinished.")
     ] = False,
@@ -82,7 +88,8 @@ def batch(
         _discard(out, _only(names or [], "--discard"))
         return
     watcher = _Lines(out)
-    plan = None if resume else _plan(names or [], template)
+    grants = granting.grants(net, allow, gateway, max_cost, max_tokens, ask=ask)
+    plan = _plan(names or [], template, grants, resume=resume)
     with Rooms.open(note=out.note) as rooms:
         way_in = (
             room.beginning(rooms, plan, watcher, jobs=jobs)
@@ -109,7 +116,24 @@ def _wishes(carried: "Carried") -> tuple[Wish, ...]:
     return tuple(Wish(note, carried.ask_to_end) for note in notes)
 
 
-def _plan(names: list[str], template: Path | None) -> "Plan":
+def _plan(
+    names: list[str], template: Path | None, grants: "Grants | None", *, resume: bool
+) -> "Plan | None":
+    """None: a batch that was begun goes on."""
+    from vmsandbox.batch import granted
+
+    if not resume:
+        return granted(_named(names, template), grants)
+    if grants:
+        raise UsageProblem(
+            "grants_are_kept",
+            "a batch goes on with what it was let do when it began",
+            hint="vmsandbox batch --resume    (without --net, --allow, --gateway, --max-…, --ask)",
+        )
+    return None
+
+
+def _named(names: list[str], template: Path | None) -> "Plan":
     from vmsandbox.batch import plan_files, plan_ids
 
     if not names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from vmsandbox.cli import output, screen
+from vmsandbox.cli import granting, output, screen
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
 from vmsandbox.errors import UsageProblem
@@ -53,19 +53,6 @@ Include = Annotated[
 History = Annotated[
     str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
 ]
-NetFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--net",
-        metavar="none|allow|public",
-        help="What the guest may reach: nothing, what rules allow, or all that is public."
-        " [default: none]",
-    ),
-]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="RULE", help="Let it reach pypi.org, *.github.com:443, @npm. Repeatable."),
-]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the guest running.")]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Print the id and go on in the background.")
@@ -84,17 +71,6 @@ AgentName = Annotated[
     str | None,
     typer.Option("--agent", metavar="NAME", help="Run an agent: codex, aider, claude-code, yours."),
 ]
-Gateways = Annotated[
-    list[str] | None,
-    typer.Option("--gateway", metavar="NAME", help="Open a gateway of your settings. Repeatable."),
-]
-MaxCost = Annotated[
-    float | None, typer.Option(min=0.0, help="End the task when its gateways have cost this.")
-]
-MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="End the task when it has used so many tokens.")
-]
-Ask = Annotated[bool, typer.Option("--ask", help="Let the guest ask you: vmsandbox-ask.")]
 Verify = Annotated[
     list[str] | None,
     typer.Option(metavar="LINE", help="What proves the result: a line for the shell. Repeatable."),
@@ -177,15 +153,15 @@ def run(
     plan: Plan = False,
     brief: BriefFile = None,
     agent: AgentName = None,
-    gateway: Gateways = None,
-    max_cost: MaxCost = None,
-    max_tokens: MaxTokens = None,
-    ask: Ask = False,
+    gateway: granting.Gateways = None,
+    max_cost: granting.MaxCost = None,
+    max_tokens: granting.MaxTokens = None,
+    ask: granting.Ask = False,
     verify: Verify = None,
     publish: Publish = None,
     no_publish: NoPublish = False,
-    net: NetFlag = None,
-    allow: Allow = None,
+    net: granting.NetFlag = None,
+    allow: granting.Allow = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a worktree in a VM of its own; RUN_HELP tells the user how."""

@@ -53,9 +53,13 @@ OWN_WORD = ("allow_private", "hosts")
 """Keys that a repository may not say."""
 
 
-def net_of(sources: Sequence[tuple[str, str, bool]], flags: Mapping[str, Any]) -> Net:
+def net_of(
+    sources: Sequence[tuple[str, str, bool]],
+    flags: Mapping[str, Any],
+    within: Mapping[str, Any] | None = None,
+) -> Net:
     """What a sandbox may reach by (name, TOML text, the user's own) sources that were found right,
-    and the flags of the command line."""
+    and the flags of the command line; `within` narrows it once more, as a repository does."""
     own, layers = NetSection(), []
     for _, text, users in sources:
         table = tomllib.loads(text).get("net")
@@ -65,6 +69,8 @@ def net_of(sources: Sequence[tuple[str, str, bool]], flags: Mapping[str, Any]) -
             own = NetSection.model_validate(table)
         else:
             layers.append(NetSection.model_validate(table).narrowing())
+    if within:
+        layers.append(NetSection.model_validate(within).narrowing())
     layers.insert(0, own.layer(NetSection.model_validate(flags)))
     return Net(layers=tuple(layers), private=own.allow_private, hosts=own.hosts)
 

@@ -60,9 +60,13 @@ class Request(Value):
     agent: str | None = Field(default=None, description="by name; instead of a command")
     gateways: tuple[str, ...] = Field(default=(), description="beside those that the agent needs")
     budget: Budget = Field(default=Budget(), description="else what settings say")
+    within_budget: Budget = Field(default=Budget(), description="narrows either")
     ask: bool = Field(default=False, description="the guest may ask a person")
     net: Mapping[str, Any] = Field(
         default_factory=dict, description="flags of the ``[net]`` table: mode, allow"
+    )
+    within_net: Mapping[str, Any] = Field(
+        default_factory=dict, description="mode, allow: narrow what settings and flags allow"
     )
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -110,10 +114,10 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
     found = worktree.locate(request.worktree)
     sources = _sources(found.top)
     settings = config.load(sources, request.overrides, request.net)
-    net = config.net_of(sources, request.net)
+    net = config.net_of(sources, request.net, request.within_net)
     if vain := config.asked_in_vain(net):
         flags = " ".join(f"--allow '{rule}'" for rule in vain)
-        rooms.note(f"the project asks to reach more than you allow: vmsandbox run {flags} …")
+        rooms.note(f"the project asks to reach more than you allow; to allow it: {flags}")
     worktree.check_sendable(found, settings.sandbox.include)
     given = equipped(
         settings,
@@ -121,6 +125,7 @@ def _prepare(rooms: Rooms, request: Request) -> _Prepared:
         agent=request.agent,
         gateways=request.gateways,
         budget=request.budget,
+        within=request.within_budget,
         ask=request.ask,
         brief=request.brief,
     )

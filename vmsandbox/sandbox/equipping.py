@@ -37,6 +37,7 @@ def equipped(
     agent: str | None = None,
     gateways: Iterable[str] = (),
     budget: Budget = Budget(),  # noqa: B008  (frozen)
+    within: Budget = Budget(),  # noqa: B008
     ask: bool = False,
     brief: Brief | None = None,
 ) -> Equipped:
@@ -52,7 +53,7 @@ def equipped(
     allowed = Budget(
         max_cost=budget.max_cost or settings.budget.max_cost,
         max_tokens=budget.max_tokens or settings.budget.max_tokens,
-    )
+    ).narrowed(within)
     _check_prices(opened, allowed)
     asks = settings.ask.rules() if settings.ask else AskRules() if ask or known else None
     return Equipped(
