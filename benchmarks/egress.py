@@ -62,8 +62,10 @@ def web_server() -> Iterator[int]:
     program = [sys.executable, "-c", "import benchmarks.egress as e; e.serve()"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield int(process.stdout.readline())
-        process.terminate()
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.terminate()
 
 
 def serve() -> None:
@@ -178,14 +180,17 @@ def memory(rooms: Rooms, series: Series, tree: Path, port: int) -> None:
                 program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             ) as p:
                 deadline = Deadline(300)
-                while not folder.read_record().task_started and not deadline.passed():
-                    time.sleep(0.2)
-                series.add(subject, "pss_mib", psutil.Process(p.pid).memory_full_info().pss / _MIB)
-                if net.layers:
-                    with many_tunnels(rooms, folder, port):
-                        pss = psutil.Process(p.pid).memory_full_info().pss
-                        series.add("manager, 20 connections", "pss_mib", pss / _MIB)
-                p.kill()
+                try:
+                    while not folder.read_record().task_started and not deadline.passed():
+                        time.sleep(0.2)
+                    pss = psutil.Process(p.pid).memory_full_info().pss
+                    series.add(subject, "pss_mib", pss / _MIB)
+                    if net.layers:
+                        with many_tunnels(rooms, folder, port):
+                            pss = psutil.Process(p.pid).memory_full_info().pss
+                            series.add("manager, 20 connections", "pss_mib", pss / _MIB)
+                finally:
+                    p.kill()
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ def test_what_is_just_being_made_is_not_abandoned(rooms: Rooms, leave: Leave) ->
         with Manager.of(maker, folder, Quiet()):
             assert folder.manager_alive()
         assert not folder.manager_alive()
+        delete_sandbox(maker, maker.store.create("unwanted", make), force=False)
         abandoned = maker.store.create("abandoned", make)
     assert abandoned.id in {item.what for item in clean_up(rooms, dry_run=False)}
 

@@ -70,6 +70,7 @@ def stop_sandbox(rooms: Rooms, folder: SandboxFolder, *, at_once: bool) -> str:
     Returns what was found: ``stopped``, ``already stopped``. Raises HostProblem ``stop_timeout``,
     or ``libvirt_unreachable`` if it cannot be known whether the guest runs.
     """
+    rooms.store.hand_over(folder)  # whoever made it waits no longer for its manager
     if folder.manager_alive():
         _ask_manager(folder, at_once)
         return "stopped"
@@ -107,6 +108,7 @@ def has_undecided_result(folder: SandboxFolder) -> bool:
 
 def delete_sandbox(rooms: Rooms, folder: SandboxFolder, *, force: bool) -> Cleaned:
     """Remove a sandbox and all that belongs to it. Raises UsageProblem ``sandbox_live``."""
+    rooms.store.hand_over(folder)
     live = folder.manager_alive()
     if force and live:
         _ask_manager(folder, at_once=True)
