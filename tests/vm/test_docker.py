@@ -65,6 +65,7 @@ docker image inspect -f '{{.Config.Cmd}} {{.GraphDriver.Name}}' built
 say up; docker compose up --wait 2>&1 | tail -n 3
 say state; docker compose ps --format '{{.Service}} {{.State}} {{.Health}}' | sort
 say page; curl -s http://127.0.0.1:8080/
+say listening; ss -Hltn | awk '{ sub(/.*:/, "", $4); print $4 }' | sort -un
 say volume; docker volume ls -q
 say end
 """
@@ -115,6 +116,10 @@ def test_compose_brings_up_services_by_their_health(stack: Stack) -> None:
     assert stack.said("state") == [f"{n} running healthy" for n in ("backend", "records", "web")]
     assert stack.said("page") == ["kept in a volume", "hello"]
     assert stack.said("volume") == ["project_records"]
+
+
+def test_docker_opens_no_port_but_those_of_containers(stack: Stack) -> None:
+    assert stack.said("listening") == ["22", "8080"]
 
 
 def test_the_change_set_holds_the_projects_files_only(stack: Stack) -> None:
