@@ -145,13 +145,7 @@ class Hypervisor:
         self._with(uuid, "pausing", lambda domain: domain.suspend())
 
     def resume(self, uuid: str) -> None:
-        """Let the guest's CPUs run; libvirt then says so, too.
-
-        One that a monitor of our own let run while libvirt was starting it is stopped for a moment:
-        QEMU reports only a change, and without one libvirt would call it paused for ever, and would
-        not see that it stands still because the host's disk is full.
-        """
-        self.qmp(uuid, "stop")
+        """Let the guest's CPUs run."""
         self._with(uuid, "resuming", lambda domain: domain.resume())
 
     def weigh(self, uuid: str, weight: int, vcpus: int) -> None:

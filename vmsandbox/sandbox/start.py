@@ -159,8 +159,15 @@ def _clone(
                 in_vain.set()
                 raise
             continuing.result()
-            rooms.hypervisor.resume(plan.domain_uuid)  # it runs; now libvirt knows, too
+            _acknowledge(rooms, plan)
     _weigh(rooms, plan)
+
+
+def _acknowledge(rooms: Rooms, plan: LaunchPlan) -> None:
+    """Let libvirt know that it runs. QEMU reports only changes: without one libvirt would call it
+    paused for ever, and not see when it stands still because the host's disk is full."""
+    rooms.hypervisor.qmp(plan.domain_uuid, "stop")
+    rooms.hypervisor.resume(plan.domain_uuid)
 
 
 def _continue(
