@@ -5,12 +5,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.tiny_guests import tiny_guest
+from tests.tiny_guests import TinyGuest, tiny_guest
+from tests.waiting import wait_until
 from vmsandbox.host import daemons
 from vmsandbox.hypervisor import Hypervisor, shares
 
@@ -67,6 +69,10 @@ def test_many_cpus_count_for_no_more_than_one(busy: list[int]) -> None:
     assert os.getpriority(os.PRIO_PROCESS, busy[1]) == 6
 
 
+def says_hello(guest: TinyGuest) -> bool:
+    return guest.spec.console.exists() and b"hello" in guest.spec.console.read_bytes()
+
+
 def test_the_lighter_guest_gets_less(host: None, short_path: Path) -> None:
     daemons.prepare(URI)
     short_path.chmod(0o711)
@@ -80,6 +86,8 @@ def test_the_lighter_guest_gets_less(host: None, short_path: Path) -> None:
             pids = [pid for guest in guests if (pid := hypervisor.pid(guest.uuid))]
             hypervisor.weigh(guests[0].uuid, 100, 1)
             hypervisor.weigh(guests[1].uuid, 20, 1)
+            for guest in guests:
+                wait_until(partial(says_hello, guest))
             assert divided(*pids) > 2.5
         finally:
             for guest in guests:

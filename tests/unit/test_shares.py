@@ -12,19 +12,19 @@ def test_version_one_has_a_hierarchy_for_the_cpu() -> None:
     text = f"9:name=systemd:/\n2:cpu,cpuacct:/machine/qemu-7-{NAME}.libvirt-qemu\n0::/\n"
     group = group_of(text)
     assert group == Group(f"/machine/qemu-7-{NAME}.libvirt-qemu", 1024)
-    assert is_own(group, NAME)
-    assert not is_own(group, "vmsandbox-5ad0c0d0")
+    assert is_own(group, 7)
+    assert not is_own(group, 70)
 
 
 def test_version_two_has_one_for_everything() -> None:
     group = group_of(f"0::{SCOPE}\n")
     assert group == Group(SCOPE, 100)
-    assert is_own(group, NAME)
+    assert is_own(group, 7)
 
 
 @pytest.mark.parametrize("text", ["0::/user.slice/session-2.scope\n", "", "9:pids:/x\n"])
 def test_a_guest_of_a_session_has_none_of_its_own(text: str) -> None:
-    assert not is_own(group_of(text), NAME)
+    assert not is_own(group_of(text), 7)
 
 
 def test_nice_levels_weigh_as_the_kernel_has_them() -> None:

@@ -44,9 +44,10 @@ def group_of(cgroups: str) -> Group:
     return next((Group(path, _V2_USUAL) for n, _, path in fields if n == "0"), Group("/", 0))
 
 
-def is_own(group: Group, name: str) -> bool:
-    """Whether it is the group of the domain of this name alone; systemd escapes its dashes."""
-    return name in group.path.replace("\\x2d", "-")
+def is_own(group: Group, domain_id: int) -> bool:
+    """Whether it is the group of the domain of this id alone. Its name would not do: libvirt leaves
+    out some characters. systemd escapes the dashes."""
+    return f"qemu-{domain_id}-" in group.path.replace("\\x2d", "-")
 
 
 def nice_of(weight: float) -> int:
@@ -61,7 +62,7 @@ def give(domain: libvirt.virDomain, pid: int, weight: int, vcpus: int) -> None:
     """
     with contextlib.suppress(FileNotFoundError, PermissionError, ProcessLookupError):
         group = group_of(Path(f"/proc/{pid}/cgroup").read_text())
-        if not is_own(group, domain.name()):
+        if not is_own(group, domain.ID()):
             be_nice(pid, weight, vcpus)
         elif weight != USUAL:
             shares = max(2, round(group.usual * weight / USUAL))
