@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.adapter.loopback_guest import NOBODY, LoopbackGuest, cgroup_root
+from tests.disks import small_disk
 from tests.processes import MARK
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
@@ -141,6 +142,18 @@ def test_success_with_both_streams_apart(run: Run) -> None:
     assert result.started_at
     assert result.ended_at
     assert abs(result.ended_at.timestamp() - time.time()) < 60
+
+
+@pytest.mark.parametrize(("last", "code"), [("exit 3", 3), ("exit 0", 0)])
+def test_a_full_disk_is_named_whatever_the_command_says(
+    run: Run, loopback: LoopbackGuest, last: str, code: int
+) -> None:
+    (loopback.worktree / "small").mkdir(exist_ok=True)
+    with small_disk(loopback.worktree / "small", "2m") as disk:
+        disk.path.chmod(0o777)
+        result = run.shell(f"cat /dev/zero > rest; {last}", folder=disk.path)
+    assert (result.exit_code, result.outcome) == (code, Outcome.GUEST_DISK_FULL)
+    assert f"exit code {code}, and no space is left in the guest" in result.detail
 
 
 def test_every_byte_arrives(run: Run, loopback: LoopbackGuest) -> None:

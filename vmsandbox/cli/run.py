@@ -328,11 +328,14 @@ def conclude(out: Output, report: "Report", *, quiet: bool = False) -> NoReturn:
 
 
 def exit_code(outcome: str, code: int | None) -> int:
-    """The task's own exit code, or the customary one where it did not end by itself."""
+    """The task's own exit code, or the customary one where it did not end by itself, or not well
+    whatever it says of itself."""
     if outcome == "timeout":
         return TIMED_OUT
     if outcome == "cancelled":
         return CANCELLED
+    if code == 0 and outcome != "completed":
+        return UNPROVEN
     return FAILED if code is None else code
 
 

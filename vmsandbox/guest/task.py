@@ -261,7 +261,8 @@ def _detail(report: Report) -> str:
     if report.outcome is Outcome.TIMEOUT:
         return f"ended with all its processes after {report.ended_s - report.started_s:.1f} s"
     if report.outcome is Outcome.GUEST_DISK_FULL:
-        return f"exit code {report.code}, and no space is left in the guest"
+        cut = "" if report.code else ": what was written last may be cut short"
+        return f"exit code {report.code}, and no space is left in the guest{cut}"
     if report.oom_kills:
         return f"the guest's kernel killed {report.oom_kills} of its processes for lack of memory"
     if report.outcome is Outcome.FAILED:
