@@ -1,6 +1,7 @@
 """A command on a screen of its own: it outlives who watches it, is the same for whoever comes, and
 ends with the exit code of its command and all that it wrote."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -22,18 +23,27 @@ SCRIPT = str(ROOT / "vmsandbox/guest_scripts/terminal")
 class Stage:
     """One command's screen, and people who come to see it."""
 
-    def __init__(self, folder: Path, people: Screens) -> None:
+    def __init__(self, folder: Path, people: Screens, lifetime: contextlib.ExitStack) -> None:
         self.folder = folder
         self.people = people
         self.env = {"VMSANDBOX_TERMINAL": str(folder)}
+        self._lifetime = lifetime
 
     def run(self, *command: str, await_s: int = 0) -> "subprocess.Popen[bytes]":
         argv = ["sh", SCRIPT, "run", str(await_s), *command]
-        return subprocess.Popen(argv, env=os.environ | self.env, stdout=subprocess.PIPE)
+        process = subprocess.Popen(argv, env=os.environ | self.env, stdout=subprocess.PIPE)
+        self._lifetime.callback(self._end, process, self.folder)
+        return process
 
     def show(self, name: str, *, columns: int = 80, lines: int = 24) -> None:
         argv = ["sh", SCRIPT, "show"]
         self.people.open(name, argv, env=self.env, columns=columns, lines=lines)
+
+    @staticmethod
+    def _end(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+        """Whatever became of the test: no screen stays."""
+        subprocess.run(["tmux", "-S", folder / "socket", "kill-server"], capture_output=True)
+        process.communicate(timeout=60)
 
     def asked(self, name: str, word: str) -> str:
         self.people.types(name, word, "Enter")
@@ -42,8 +52,8 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with screens() as people:
-        yield Stage(tmp_path, people)
+    with screens() as people, contextlib.ExitStack() as lifetime:
+        yield Stage(tmp_path, people, lifetime)
 
 
 def ended(process: "subprocess.Popen[bytes]") -> tuple[int, bytes]:
@@ -103,6 +113,7 @@ def test_who_comes_back_finds_the_same_screen_in_their_own_size(stage: Stage) ->
         stage.people.types("second", "S-PPage")
     stage.people.sees("second", "\n2\n3\n")  # what has scrolled away is still there
     stage.people.types("second", "q")
+    stage.people.sees("second", "<more> 30 100")  # a key that comes too soon counts as pasted
     stage.people.types("second", "C-d")
     assert ended(process)[0] == 4
     assert stage.people.exit_code("second") == 0
