@@ -250,6 +250,31 @@ def test_a_tree_that_repeats_itself(still: Guestless, forger: Forger) -> None:
     assert error.code == "result_refused_too_large"
 
 
+def chain(forger: Forger, depth: int, kind: str, oid: str) -> str:
+    """So many folders in each other, and one entry in the innermost."""
+    for _ in range(depth):
+        oid, kind = forger.tree((kind, b"a", oid)), "40000"
+    return oid
+
+
+def test_folders_that_are_long_in_sum(still: Guestless, forger: Forger) -> None:
+    """Few and short paths, each allowed for itself, but no folder above them is another's."""
+    deep = chain(forger, 150, "100644", forger.object("blob", b"x"))
+    tree = forger.tree(*(("40000", b"%03d" % number, deep) for number in range(500)))
+    error = refused(still, forger.stream(forger.commit(tree), tree))
+    assert error.code == "result_refused_too_large"
+    assert "folders" in error.message
+
+
+def test_folders_without_end_and_without_a_file(still: Guestless, forger: Forger) -> None:
+    oid = forger.tree()
+    for _ in range(40):
+        oid = forger.tree(("40000", b"a", oid), ("40000", b"b", oid))
+    error = refused(still, forger.stream(forger.commit(oid), oid))
+    assert error.code == "result_refused_too_large"
+    assert "folders" in error.message
+
+
 def test_a_very_deep_tree(still: Guestless, forger: Forger) -> None:
     objects, kind, oid = [(3, b"x")], b"100644", sha1(b"blob 1\0x").digest()
     for _ in range(1500):

@@ -8,6 +8,7 @@ repacked or is gone. Path names are judged elsewhere.
 
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,7 +20,7 @@ from vmsandbox.model import AgentCommit, Limits, Oid, Snapshot, Value
 from vmsandbox.text import printable
 from vmsandbox.worktree.git import Completed, Git, GitFailed, Process
 from vmsandbox.worktree.history import parents_of
-from vmsandbox.worktree.listing import GITLINK, raw_differences
+from vmsandbox.worktree.listing import GITLINK, raw_differences, tree_entries
 from vmsandbox.worktree.objects import sizes
 from vmsandbox.worktree.repository import borrowing, prepare
 from vmsandbox.worktree.results import ResultReader, bounded, records
@@ -31,6 +32,7 @@ _CHUNK = 1 << 16
 _INCOMING = "incoming-"
 _MAX_AGENT_COMMITS = 1000
 _LONG_PATH_BYTES = 1024
+_FEW_PATHS = 10_000
 
 # Names that git's own check refuses without saying where: the review names the path.
 _LENIENT = ",".join(
@@ -262,14 +264,22 @@ class _Incoming:
         return Result(commit=commit, tree=tree, agent_commits=self._agent_commits(others))
 
     def _check_paths(self, tree: str) -> None:
-        """Count before anything recurses: trees that repeat themselves grow exponentially."""
+        """Count before anything recurses: trees that repeat themselves grow exponentially.
+
+        Folders count by their names alone, but those are what grows with the square of the depth,
+        here as in whatever reads the result.
+        """
         most = self.snapshot.files + self.limits.added_paths
-        left = most * _LONG_PATH_BYTES
-        with self.git.process("ls-tree", "-r", "-z", "--name-only", "--full-tree", tree) as process:
-            for count, name in enumerate(_refusing(records(process))):
-                left -= len(name)
-                if count >= most or left < 0:
+        left = max(most, _FEW_PATHS) * _LONG_PATH_BYTES
+        files = 0
+        with self.git.process("ls-tree", "-r", "-t", "-z", "--full-tree", tree) as process:
+            for path, mode, _ in tree_entries(_refusing(records(process))):
+                files += not stat.S_ISDIR(mode)
+                left -= len(path)
+                if files > most:
                     raise _too_large(f"more than {self.limits.added_paths} paths added")
+                if left < 0:
+                    raise _too_large("the names of its files and folders are too long in sum")
 
     def _agent_commits(self, heads: Sequence[str]) -> tuple[AgentCommit, ...]:
         if not heads:
