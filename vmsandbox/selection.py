@@ -65,7 +65,7 @@ def select(steps: Sequence[Step], selection: Selection | None) -> tuple[Step, ..
     """The chosen steps; without a selection all of them.
 
     Raises UsageProblem ``path_unmatched`` for a path or pattern that fits no step,
-    ``nothing_selected`` if nothing is left.
+    ``pattern_invalid``, ``nothing_selected`` if nothing is left.
     """
     if selection is None or selection.is_all:
         return tuple(steps)
@@ -144,11 +144,30 @@ def _matching(steps: Sequence[Step], pattern: str) -> set[bytes]:
     return {step.path for step in steps if fits(step.path)}
 
 
+_NEWLINE = "\udc0a"
+"""Stands for a newline: of its own accord no name decodes to it. Patterns mean it like any other
+character, but they become regular expressions, in which "." is anything but a newline and "$" is
+also before a last one."""
+
+
 def _matcher(patterns: Sequence[str]) -> Callable[[bytes], bool]:
     from pathspec import PathSpec  # slow to import, and seldom needed
 
-    spec = PathSpec.from_lines("gitignore", patterns)
-    return lambda path: bool(spec.match_file(path.decode("utf-8", "surrogateescape")))
+    lines = [pattern.replace("\n", _NEWLINE) for pattern in patterns]
+    try:
+        spec = PathSpec.from_lines("gitignore", lines)
+    except ValueError as error:
+        raise UsageProblem(
+            "pattern_invalid",
+            f"not a pattern of a .gitignore: {', '.join(map(repr, patterns))}",
+            hint="--exclude '*.lock'    or    --exclude 'docs/**'",
+        ) from error
+
+    def fits(path: bytes) -> bool:
+        name = path.decode("utf-8", "surrogateescape").replace("\n", _NEWLINE)
+        return bool(spec.match_file(name))
+
+    return fits
 
 
 def _all_matched(found: Iterable[tuple[str, Collection[bytes]]]) -> None:

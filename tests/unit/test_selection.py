@@ -87,6 +87,35 @@ def test_patterns_mean_what_they_mean_in_a_gitignore(
     assert chosen(include=include, exclude=exclude) == found
 
 
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("**/c.py", b"a\nb/c.py", True),
+        ("/src/**/c.py", b"src/a\n/b/c.py", True),
+        ("src/**", b"src/\n", True),
+        ("*.py", b"c.py\n", False),
+        ("/c.py", b"c.py\n", False),
+        ("a\nb", b"a\nb", True),
+        ("a?b", b"a\nb", True),
+    ],
+)
+def test_a_newline_in_a_name_is_a_character_like_others(
+    pattern: str, path: bytes, fits: bool
+) -> None:
+    """Else a guest chooses names that what the user excludes does not reach."""
+    odd = Step(path=path, new_mode=0o100644, new_oid="1" * 40)
+    assert select([odd, removal(b"z")], Selection(exclude=(pattern,)))[0].path == (
+        b"z" if fits else path
+    )
+
+
+@pytest.mark.parametrize("pattern", ["!", "\\"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        chosen(exclude=(pattern,))
+    assert caught.value.code == "pattern_invalid"
+
+
 def test_what_fits_nothing_is_named() -> None:
     with pytest.raises(UsageProblem, match=r"no changed path fits nowhere, e$") as caught:
         chosen(paths=("d", "nowhere", "e"))
