@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ def several(tmp_path: Path) -> Several:
 
 def edited(**files: bytes | Exe | Link | None) -> Files:
     """TEXT with some files changed; None takes one away."""
-    changed = {**TEXT, **{name.encode().replace(b"__", b"/"): to for name, to in files.items()}}
+    names = {name.replace("__", "/").replace("_", ".").encode(): to for name, to in files.items()}
+    changed: dict[bytes, Any] = {**TEXT, **names}
     return {path: node for path, node in changed.items() if node is not None}
 
 
@@ -63,6 +65,9 @@ OTHER = LINES.replace(b"line 1\n", b"another\n")
             (b"new",),
         ),
         (edited(text=None, renamed=LINES), edited(text=LAST), "merges", (b"text",), ()),
+        (edited(old__x=b"1"), edited(old__gone_txt=None), "conflict", (), (b"old/x",)),
+        (edited(old__d__x=b"1"), edited(old__gone_txt=None), "conflict", (), (b"old/d/x",)),
+        (edited(src__x=b"1"), edited(src__b_py=None), "apart", (), ()),
     ],
     ids=[
         "apart",
@@ -77,6 +82,9 @@ OTHER = LINES.replace(b"line 1\n", b"another\n")
         "file-folder",
         "file-folder-and-merge",
         "rename-edit",
+        "into-removed-folder",
+        "below-removed-folder",
+        "into-shrunk-folder",
     ],
 )
 def test_two_results_fit_together_in_one_way(
@@ -100,7 +108,9 @@ def test_two_results_fit_together_in_one_way(
         (edited(text=FIRST), edited(text=LAST)),
         (edited(new=b"1"), edited(new__deep=b"2")),
         (edited(text=None, renamed=LINES), edited(text=LAST)),
-        (edited(src__deep__c=None), edited(src__deep__d=b"1")),
+        (edited(src__deep__d=b"1"), edited(src__b_py=None)),
+        (edited(old__x=b"1"), edited(old__gone_txt=None)),
+        (edited(old__d__x=b"1"), edited(old__gone_txt=None)),
     ],
 )
 def test_what_is_said_to_apply_one_after_the_other_does(

@@ -182,7 +182,7 @@ def test_compare_puts_two_results_side_by_side(two: Sequence[Case]) -> None:
         "differ",
         "alike",
         '"\\033[2J\\nname"',
-        "they touch the same paths, and git cannot merge them",
+        "they are in each other's way: git cannot merge them",
         "they were not asked for the same",
     ):
         assert wanted in shown

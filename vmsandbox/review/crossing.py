@@ -28,7 +28,8 @@ MEANING: Mapping[str, str] = {
     "apart": "touch no path that the other touches",
     "same": "touch the same paths and leave them alike",
     "merges": "touch the same paths, and git merges them cleanly",
-    "conflict": "touch the same paths, and git cannot merge them",
+    "conflict": "are in each other's way: git cannot merge them, or one removes a folder that"
+    " the other puts something into",
     "unknown": "touch the same paths, and cannot be merged here to see",
     "unrelated": "are of other worktrees and bases",
 }
@@ -63,7 +64,9 @@ class Meeting(Value):
     shared: tuple[TreePath, ...] = Field(default=(), description="touched by both")
     alike: tuple[TreePath, ...] = Field(default=(), description="of these, left alike by both")
     clashes: tuple[TreePath, ...] = Field(
-        default=(), description="where git cannot merge, or one has a file and the other a folder"
+        default=(),
+        description="where git cannot merge, one has a file and the other a folder, or one puts"
+        " something into a folder that the other removes",
     )
     reason: str = Field(default="", description="why it is unknown")
 
@@ -191,8 +194,12 @@ def _end(step: Step) -> tuple[int, str | None]:
 
 
 def _in_the_way(one: Side, other: Side) -> Iterable[bytes]:
-    """Files of one where the other needs a folder."""
-    return {above for path in other.makes for above in parents(path)} & one.makes
+    """Files of one where the other needs a folder, and what the other puts into a folder that one
+    removes with all that it knows of: a folder with something else in it is never removed."""
+    needed = {above for path in other.makes for above in parents(path)} & one.makes
+    removed = frozenset(one.change_set.removed_dirs)
+    foreign = other.makes - one.steps.keys() if removed else frozenset()
+    return needed | {path for path in foreign if not removed.isdisjoint(parents(path))}
 
 
 def _unmerged(one: Side, other: Side) -> tuple[bytes, ...]:
