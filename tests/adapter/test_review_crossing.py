@@ -68,6 +68,27 @@ OTHER = LINES.replace(b"line 1\n", b"another\n")
         (edited(old__x=b"1"), edited(old__gone_txt=None), "conflict", (), (b"old/x",)),
         (edited(old__d__x=b"1"), edited(old__gone_txt=None), "conflict", (), (b"old/d/x",)),
         (edited(src__x=b"1"), edited(src__b_py=None), "apart", (), ()),
+        (
+            edited(old__gone_txt=None, old__x=b"1"),
+            edited(old__gone_txt=None),
+            "same",
+            (b"old/gone.txt",),
+            (),
+        ),
+        (
+            edited(text=None, text__x=b"1"),
+            edited(text=None),
+            "conflict",
+            (b"text",),
+            (b"text",),
+        ),
+        (
+            edited(old__gone_txt=None, old=b"1"),
+            edited(old__gone_txt=None),
+            "conflict",
+            (b"old/gone.txt",),
+            (b"old",),
+        ),
     ],
     ids=[
         "apart",
@@ -85,6 +106,9 @@ OTHER = LINES.replace(b"line 1\n", b"another\n")
         "into-removed-folder",
         "below-removed-folder",
         "into-shrunk-folder",
+        "into-folder-that-both-empty",
+        "folder-for-file-that-both-remove",
+        "file-for-folder-that-both-remove",
     ],
 )
 def test_two_results_fit_together_in_one_way(
@@ -111,6 +135,9 @@ def test_two_results_fit_together_in_one_way(
         (edited(src__deep__d=b"1"), edited(src__b_py=None)),
         (edited(old__x=b"1"), edited(old__gone_txt=None)),
         (edited(old__d__x=b"1"), edited(old__gone_txt=None)),
+        (edited(old__gone_txt=None, old__x=b"1"), edited(old__gone_txt=None)),
+        (edited(text=None, text__x=b"1"), edited(text=None)),
+        (edited(old__gone_txt=None, old=b"1"), edited(old__gone_txt=None)),
     ],
 )
 def test_what_is_said_to_apply_one_after_the_other_does(

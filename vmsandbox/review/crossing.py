@@ -121,6 +121,10 @@ class Side:
     steps: Mapping[bytes, Step]
     makes: frozenset[bytes] = field(repr=False)
 
+    @property
+    def removes(self) -> frozenset[bytes]:
+        return frozenset(self.steps) - self.makes
+
     @classmethod
     def of(cls, folder: SandboxFolder) -> "Side":
         """Raises NegativeAnswer ``no_result``."""
@@ -194,12 +198,27 @@ def _end(step: Step) -> tuple[int, str | None]:
 
 
 def _in_the_way(one: Side, other: Side) -> Iterable[bytes]:
-    """Files of one where the other needs a folder, and what the other puts into a folder that one
-    removes with all that it knows of: a folder with something else in it is never removed."""
-    needed = {above for path in other.makes for above in parents(path)} & one.makes
+    """Where the other, once it is applied, has put something that keeps one from being applied."""
+    files = _folders(one.steps) & (other.makes - one.makes)
+    folders = _folders(other.makes) & (one.removes - _folders(one.makes))
+    return {*files, *folders, *_foreign(one, other)}
+
+
+def _folders(paths: Iterable[bytes]) -> set[bytes]:
+    return {above for path in paths for above in parents(path)}
+
+
+def _foreign(one: Side, other: Side) -> Iterable[bytes]:
+    """What the other puts into a folder that one has yet to empty, as it removes all in it.
+
+    An apply removes no folder that something else lies in.
+    """
     removed = frozenset(one.change_set.removed_dirs)
-    foreign = other.makes - one.steps.keys() if removed else frozenset()
-    return needed | {path for path in foreign if not removed.isdisjoint(parents(path))}
+    contested = removed & _folders(one.removes - other.removes)
+    for path in other.makes - one.steps.keys() if contested else ():
+        innermost = next((above for above in parents(path) if above in removed), None)
+        if innermost in contested:
+            yield path
 
 
 def _unmerged(one: Side, other: Side) -> tuple[bytes, ...]:
