@@ -269,6 +269,8 @@ def _git_quoted(path: bytes) -> str:
         b"",
         b"M\nhead kept\n",
         b"M\tx\nevil\n",
+        b'U\t""\nhead kept\n',
+        b'U\t"x\\000100755 ' + A.encode() + b'\\ty"\nhead kept\n',
         b"\xff\n",
         b"U\tx\n",
         b"evil x\nhead kept",

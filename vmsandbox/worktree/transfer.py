@@ -184,9 +184,10 @@ def parse_update(answer: bytes) -> UpdateReport:
     *lines, last = answer[:_MAX_ANSWER].decode("ascii", "replace").splitlines() or [""]
     for line in lines:
         letter, _, name = line.partition("\t")
-        if not name or letter not in _LETTERS:
+        path = unquote_path(name)
+        if not path or b"\0" in path or letter not in _LETTERS:
             raise _odd(answer)
-        (conflicts if letter == "U" else updated).add(unquote_path(name))
+        (conflicts if letter == "U" else updated).add(path)
     if last not in ("head moved", "head kept"):
         raise _odd(answer)
     return UpdateReport(
