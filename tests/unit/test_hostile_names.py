@@ -156,6 +156,8 @@ def test_plain_names_are_never_refused(name: str) -> None:
         ("straße".encode(), b"STRASSE"),
         ("\u212a".encode(), b"k"),
         (b"a/B", b"A/b"),
+        ("Make\u200cfile".encode(), b"makefile"),
+        ("a\u0301\u034f\u0323".encode(), "a\u0323\u0301".encode()),
     ],
 )
 def test_names_that_a_file_system_confuses_fold_to_one(one: bytes, other: bytes) -> None:

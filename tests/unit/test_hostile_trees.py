@@ -319,6 +319,8 @@ def test_binary_and_large_files_are_flagged() -> None:
         b"a\nb",
         "a\u202egnp.exe".encode(),
         "a\u200bb".encode(),
+        "a\u3164b".encode(),
+        "a\ufe0fb".encode(),
         b"\xff",
         b"a\\b",
         b"-rf",

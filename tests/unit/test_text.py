@@ -10,6 +10,8 @@ from vmsandbox.text import is_plain, printable, quote_path, unquote_path
 
 PATHS = st.binary(max_size=64).filter(lambda path: b"\0" not in path)
 DANGEROUS = "\x1b\x07\x9b\x7f\r\u200e\u202e\u2066\u2069\u2028\u2029\ufeff\U000e0001\ue000"
+INVISIBLE = "\u3164\u115f\uffa0\u034f\u17b4\ufe00\ufe0f\U000e0101"
+"""Letters and marks by their category, but nobody sees them."""
 
 
 @given(PATHS | st.text(max_size=32).map(lambda text: text.encode("utf-8", "surrogatepass")))
@@ -50,7 +52,7 @@ def test_text_without_quotes_stands_for_itself() -> None:
 @given(st.text() | st.text(alphabet=DANGEROUS + "ab\t\n") | st.binary())
 def test_nothing_printable_can_command_a_terminal(text: str | bytes) -> None:
     for character in printable(text):
-        assert character in "\t\n" or is_plain(character)
+        assert character in "\t\n\ufe0f" or is_plain(character)
         assert unicodedata.bidirectional(character) not in {
             *("LRE", "RLE", "LRO", "RLO", "PDF"),
             *("LRI", "RLI", "FSI", "PDI"),
@@ -62,7 +64,7 @@ def test_without_newlines_the_text_stays_on_its_line(text: str | bytes) -> None:
     assert len(printable(text, newlines=False).splitlines()) <= 1
 
 
-@pytest.mark.parametrize("character", list(DANGEROUS))
+@pytest.mark.parametrize("character", list(DANGEROUS + INVISIBLE))
 def test_each_dangerous_character_becomes_visible(character: str) -> None:
     shown = printable(f"a{character}b")
     assert character not in shown
@@ -71,9 +73,21 @@ def test_each_dangerous_character_becomes_visible(character: str) -> None:
     assert shown.isascii()
 
 
-@given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
+@given(
+    st.text(
+        alphabet=st.characters(
+            categories=["L", "N", "P", "S", "Zs"], exclude_characters=INVISIBLE + "\u1160"
+        )
+    )
+)
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert printable(text) == text
+
+
+def test_only_an_emoji_keeps_its_selector() -> None:
+    assert printable("\u26a0\ufe0f ok") == "\u26a0\ufe0f ok"
+    assert printable("\u26a0\ufe0f\ufe0f") == "\u26a0\ufe0f\\ufe0f"
+    assert quote_path("\u26a0\ufe0f".encode()) == '"\u26a0\\357\\270\\217"'
 
 
 def test_bytes_that_are_no_text_stay_visible() -> None:

@@ -9,35 +9,14 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from vmsandbox.text import INVISIBLE
+
 MAX_NAME_BYTES = 255
 """NAME_MAX of Linux file systems."""
 
 MAX_PATH_BYTES = 4000
 """Leaves room below PATH_MAX (4096) for the worktree's own path in most tools."""
 
-# Default_Ignorable_Code_Point of Unicode: HFS+, APFS and ext4's casefold skip them in comparisons.
-_IGNORABLE = (
-    (0x00AD, 0x00AD),
-    (0x034F, 0x034F),
-    (0x061C, 0x061C),
-    (0x115F, 0x1160),
-    (0x17B4, 0x17B5),
-    (0x180B, 0x180F),
-    (0x200B, 0x200F),
-    (0x202A, 0x202E),
-    (0x2060, 0x206F),
-    (0x3164, 0x3164),
-    (0xFE00, 0xFE0F),
-    (0xFEFF, 0xFEFF),
-    (0xFFA0, 0xFFA0),
-    (0xFFF0, 0xFFF8),
-    (0x1BCA0, 0x1BCA3),
-    (0x1D173, 0x1D17A),
-    (0xE0000, 0xE0FFF),
-)
-_INVISIBLE: dict[int, None] = {
-    code: None for first, last in _IGNORABLE for code in range(first, last + 1)
-}
 _DOT_GIT = re.compile(r"\.git|git~[0-9]+")
 
 
@@ -71,8 +50,8 @@ def seen_by_file_systems(name: bytes) -> str:
     """A name as the most careless file system compares it: NTFS, HFS+, APFS and FAT in one."""
     text = name.decode("utf-8", "surrogateescape")
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text.translate(_INVISIBLE))
-        text = unicodedata.normalize("NFKC", text.casefold()).translate(_INVISIBLE)
+        text = unicodedata.normalize("NFKC", text.translate(INVISIBLE))
+        text = unicodedata.normalize("NFKC", text.casefold()).translate(INVISIBLE)
     return text.casefold().split(":", 1)[0].rstrip(" .")
 
 
@@ -80,7 +59,8 @@ def fold(path: bytes) -> bytes:
     """Equal for two paths that a case- or normalisation-insensitive file system takes for one."""
     if path.isascii():
         return path.lower()
-    text = unicodedata.normalize("NFD", path.decode("utf-8", "surrogateescape")).casefold()
+    text = path.decode("utf-8", "surrogateescape").translate(INVISIBLE)
+    text = unicodedata.normalize("NFD", text).casefold()
     return unicodedata.normalize("NFD", text).encode("utf-8", "surrogateescape")
 
 
