@@ -344,6 +344,7 @@ def test_names_that_mislead_are_flagged(name: bytes) -> None:
         (b".pre-commit-config.yaml", "runs-git"),
         (b".gitattributes", "runs-git"),
         (b"hooks/post-merge", "runs-git"),
+        (b"sub/.hg/hgrc", "runs-git"),
         (b".github/workflows/ci.yml", "runs-ci"),
         (b".gitlab-ci.yml", "runs-ci"),
         (b".ci/run", "runs-ci"),
@@ -360,6 +361,10 @@ def test_names_that_mislead_are_flagged(name: bytes) -> None:
         (b"setup.py", "runs-package"),
         (b"requirements-dev.txt", "runs-package"),
         (b"src/evil.pth", "runs-package"),
+        (b"sub/.Rprofile", "runs-package"),
+        (b".ghci", "runs-package"),
+        (b".pylintrc", "runs-build"),
+        (b".latexmkrc", "runs-build"),
         (b"package-lock.json", "lock-file"),
         (b"Cargo.lock", "lock-file"),
         (b"go.sum", "lock-file"),
@@ -374,6 +379,24 @@ def test_files_that_act_on_the_host_are_flagged(path: bytes, flag: str) -> None:
 )
 def test_ordinary_files_are_not_flagged(path: bytes) -> None:
     assert flags(added(path)) == ()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HEAD", b"objects/x", b"refs/x"),
+        (b"Head", b"OBJECTS/x", b"refs/x"),
+        (b"HEAD", b"commondir"),
+    ],
+)
+def test_what_lies_in_a_bare_repository_is_flagged(parts: tuple[bytes, ...]) -> None:
+    """git obeys its configuration as soon as anybody in it asks for the status."""
+    whole = {b"a/b/" + part: FILE for part in parts}
+    for path, found in ((b"a/b/config", ("runs-git",)), (b"a/b/c/d", ("runs-git",)), (b"a/x", ())):
+        assert judge([added(path)], whole).changes[0].flags == found
+    for left_out in whole:
+        less = {path: mode for path, mode in whole.items() if path != left_out}
+        assert judge([added(b"a/b/config")], less).changes[0].flags == ()
 
 
 def test_names_that_differ_only_in_case_or_form_are_flagged() -> None:

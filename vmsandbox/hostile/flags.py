@@ -18,7 +18,7 @@ MEANING: Mapping[str, str] = {
     "odd-name": "control, bidirectional or otherwise misleading characters in the name",
     "case-collision": "differs from another name only in case or Unicode form",
     "runs-shell": "a shell or environment loader runs it when somebody enters the folder",
-    "runs-git": "git or a hook manager acts on it",
+    "runs-git": "git, another version control or a hook manager acts on it",
     "runs-ci": "a CI service runs it",
     "runs-editor": "an editor or development environment acts on it when the folder is opened",
     "runs-agent": "steers or runs coding agents on the host",
@@ -29,9 +29,18 @@ MEANING: Mapping[str, str] = {
 """What each flag means, for people."""
 
 
-def flags_of(change: Change, collides: bool = False) -> tuple[str, ...]:
-    """Reasons to look twice at a change; keys of :data:`MEANING`."""
-    return tuple(_flags(change, collides))
+def flags_of(
+    change: Change, *, collides: bool = False, in_repository: bool = False
+) -> tuple[str, ...]:
+    """Reasons to look twice at a change; keys of :data:`MEANING`.
+
+    `in_repository` says that it lies in a folder that git takes for a bare repository: its
+    ``config`` names programs, and git runs them for whoever asks anything inside.
+    """
+    found = dict.fromkeys(_flags(change, collides))
+    if in_repository and change.new_oid is not None:
+        found["runs-git"] = None
+    return tuple(found)
 
 
 def _flags(change: Change, collides: bool) -> Iterator[str]:
@@ -91,7 +100,9 @@ _NAMES: Mapping[str, str] = {
         | (docker-)?compose(\..+)?\.ya?ml | vagrantfile | tiltfile | procfile | earthfile
         | conftest\.py | (noxfile|fabfile|dodo|tasks)\.py | tox\.ini | pytest\.ini
         | gulpfile(\..+)?\.[cm]?[jt]s | gruntfile\.[cm]?js | .+\.config\.[cm]?[jt]s
-        | \.(eslint|babel|mocha|prettier|stylelint)rc(\..+)? | (shell|default|flake)\.nix
+        | \.(eslint|babel|mocha|prettier|stylelint)rc(\..+)? | \.?pylintrc(\.toml)? | mypy\.ini
+        | \.flake8 | \.rubocop\.yml | \.rspec | \.luacheckrc | \.(credo|formatter)\.exs
+        | \.?latexmkrc | ansible\.cfg | dune(-project)? | (shell|default|flake)\.nix
         | .+\.((cs|fs|vb|vcx)proj|sln|targets|props) | turbo\.json | nx\.json | lerna\.json""",
     "runs-package": r"""package\.json | \.npmrc | \.yarnrc(\.yml)? | \.pnpmfile\.[cm]?js
         | pnpm-workspace\.ya?ml | bunfig\.toml | deno\.jsonc? | setup\.(py|cfg) | pyproject\.toml
@@ -100,7 +111,9 @@ _NAMES: Mapping[str, str] = {
         | gemfile | .+\.gemspec | cargo\.toml | rust-toolchain(\.toml)? | go\.(mod|work) | mix\.exs
         | rebar\.config | package\.swift | .+\.cabal | stack\.yaml | cabal\.project | setup\.hs
         | project\.clj | deps\.edn | build\.zig\.zon | podfile | pubspec\.ya?ml | nuget\.config
-        | global\.json | conanfile\.(py|txt) | vcpkg\.json""",
+        | global\.json | conanfile\.(py|txt) | vcpkg\.json
+        | \.(rprofile|renviron|ghci|irbrc|pryrc|pdbrc|octaverc|erlang) | \.iex\.exs
+        | brewfile | devbox\.json | pixi\.toml""",
     "lock-file": r""".+\.lock | .+-lock\.(json|ya?ml) | npm-shrinkwrap\.json | bun\.lockb
         | go\.(work\.)?sum | packages\.lock\.json | gradle\.lockfile | .+\.resolved""",
 }
@@ -108,7 +121,9 @@ _NAMES: Mapping[str, str] = {
 # Folders: everything below one of this name counts.
 _FOLDERS: Mapping[str, frozenset[str]] = {
     "runs-shell": frozenset({".ssh", ".direnv"}),
-    "runs-git": frozenset({".husky", ".githooks", ".git-hooks", ".lefthook"}),
+    "runs-git": frozenset(
+        {".husky", ".githooks", ".git-hooks", ".lefthook", ".hg", ".jj", ".sl", ".svn", ".bzr"}
+    ),
     "runs-ci": frozenset({".circleci", ".buildkite", ".woodpecker", ".tekton", ".ci", ".gitlab"}),
     "runs-editor": frozenset(
         {".vscode", ".idea", ".vs", ".zed", ".fleet", ".devcontainer", ".nova", ".theia"}

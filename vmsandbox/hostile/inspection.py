@@ -16,6 +16,9 @@ MAX_ENTRIES = 2_000_000
 objects."""
 
 _MAX_NAMED = 20
+# What git takes a folder for a repository by (its is_git_directory, setup.c), as folded.
+_REPOSITORIES = (frozenset({b"head", b"objects", b"refs"}), frozenset({b"head", b"commondir"}))
+_REPOSITORY_PARTS = frozenset().union(*_REPOSITORIES)
 _GITLINK = 0o160000
 
 
@@ -53,7 +56,15 @@ def inspect(
     if not refusals:  # links are only followed in a tree that is well formed
         refusals += _bad_links(changes, listing.links, read_link)
     flagged = [
-        change.model_copy(update={"flags": flags_of(change, listing.collides(change.path))})
+        change.model_copy(
+            update={
+                "flags": flags_of(
+                    change,
+                    collides=listing.collides(change.path),
+                    in_repository=listing.in_repository(change.path),
+                )
+            }
+        )
         for change in changes
     ]
     return Findings(tuple(refusals), tuple(flagged), listing.removed_dirs)
@@ -136,9 +147,14 @@ class _Listing(NamedTuple):
     links: Mapping[bytes, str]  # path → object name; empty if no change concerns a link
     removed_dirs: tuple[bytes, ...]
     doubles: frozenset[bytes]  # folded names that stand for more than one name
+    repositories: frozenset[bytes]  # folded names of folders that git takes for bare repositories
 
     def collides(self, path: bytes) -> bool:
         return bool(self.doubles) and any(fold(p) in self.doubles for p in _prefixes(path))
+
+    def in_repository(self, path: bytes) -> bool:
+        known = self.repositories
+        return bool(known) and any(fold(parent) in known for parent in parents(path))
 
 
 def _read_listing(changes: Sequence[Change], entries: Iterable[TreeEntry]) -> _Listing:
@@ -153,6 +169,7 @@ def _read_listing(changes: Sequence[Change], entries: Iterable[TreeEntry]) -> _L
     names: dict[bytes, bytes] = {}
     modes: dict[bytes, int] = {}
     doubles: set[bytes] = set()
+    parts: dict[bytes, set[bytes]] = {}
     for count, (path, mode, oid) in enumerate(entries):
         if count >= MAX_ENTRIES:
             refusals.append(Refusal(path, f"more than {MAX_ENTRIES} entries in the tree"))
@@ -167,8 +184,18 @@ def _read_listing(changes: Sequence[Change], entries: Iterable[TreeEntry]) -> _L
             modes[path] = mode
         if (key := fold(path)) in folded and names.setdefault(key, path) != path:
             doubles.add(key)
+        above, _, name = key.rpartition(b"/")
+        if name in _REPOSITORY_PARTS:
+            parts.setdefault(above, set()).add(name)
     refusals += _below_no_folder(written, modes)
-    return _Listing(tuple(refusals), links, tuple(sorted(gone_dirs)), frozenset(doubles))
+    repositories = (at for at, found in parts.items() if any(found >= r for r in _REPOSITORIES))
+    return _Listing(
+        tuple(refusals),
+        links,
+        tuple(sorted(gone_dirs)),
+        frozenset(doubles),
+        frozenset(repositories),
+    )
 
 
 def _below_no_folder(written: Iterable[bytes], modes: Mapping[bytes, int]) -> Iterator[Refusal]:
