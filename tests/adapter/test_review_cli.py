@@ -1,7 +1,10 @@
 """The verbs review, approve, apply and drop as a person or a program calls them."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,19 @@ def test_the_diff_is_bounded_and_escaped(case: Case) -> None:
     found = data("review", ID, "--diff", "--max-bytes", "100")
     assert found["diff_truncated"]
     assert len(found["diff"]) == 100
+
+
+def test_what_the_locale_cannot_encode_is_escaped(case: Case) -> None:
+    """It ended in a traceback, also after all had been applied."""
+    case.collect({**BASE, "é漢".encode(): "漢\n".encode()})
+    for words in (("review", ID, "--diff"), ("apply", ID, "--yes")):
+        done = subprocess.run(
+            [sys.executable, "-m", "vmsandbox", *words],
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "é\\u6f22".encode("latin-1") in done.stdout
 
 
 def test_the_diff_can_be_narrowed_to_paths(case: Case) -> None:

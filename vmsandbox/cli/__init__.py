@@ -8,6 +8,7 @@ functions, so that
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -88,6 +89,7 @@ def program() -> None:
     interpreter down under them has ended in a segmentation fault, after all was done.
     """
     code: object = 0
+    _escape_what_cannot_be_encoded()
     try:
         main()
     except SystemExit as leaving:
@@ -98,6 +100,13 @@ def program() -> None:
     except OSError:
         code = code or 1
     os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Names are any text, and not every locale has every character."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:
