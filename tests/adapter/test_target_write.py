@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -266,13 +266,13 @@ def test_a_full_state_folder_stops_the_apply_before_it_begins(
 # --- permissions ----------------------------------------------------------------------------------
 
 
-def as_nobody(call: Callable[[], object]) -> VmsandboxError | None:
+def as_nobody(call: Callable[[], object], groups: Sequence[int] = ()) -> VmsandboxError | None:
     """Call in a child process that is nobody; the error that it ended with."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            os.setgroups([])
+            os.setgroups(groups)
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             error: BaseException | None = None
@@ -332,6 +332,23 @@ def test_a_user_can_apply_over_a_file_of_somebody_else(nobodys: Case) -> None:
     os.chown(nobodys.target / "a", 1234, 1234)
     assert as_nobody(nobodys.apply) is None
     assert nobodys.content() == RESULT
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("before", "in_it", "after"),
+    [(0o640, True, 0o640), (0o660, False, 0o600), (0o664, False, 0o644), (0o644, False, 0o644)],
+)
+def test_a_file_of_a_group_stays_that_groups_or_nobody_gains(
+    nobodys: Case, before: int, in_it: bool, after: int
+) -> None:
+    """A new file is of its owner's first group, which must not see what was not for it."""
+    shared = 1234
+    os.chown(nobodys.target / "a", NOBODY, shared)
+    (nobodys.target / "a").chmod(before)
+    assert as_nobody(nobodys.apply, groups=[shared] if in_it else []) is None
+    assert mode(nobodys.target / "a") == after
+    assert (nobodys.target / "a").stat().st_gid == (shared if in_it else NOBODY)
 
 
 @ROOT_ONLY

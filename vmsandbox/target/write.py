@@ -164,11 +164,20 @@ def _dress(item: Ready, descriptor: int, folder: int) -> None:
     if old is None or not stat.S_ISREG(old.st_mode):
         return
     mode = old.st_mode & 0o777
+    if not _given_to(descriptor, old.st_gid):
+        mode = mode & 0o707 | (mode & 0o007) << 3  # another group gains nothing
     if item.step.new_mode & 0o100 and not mode & 0o100:
         mode |= (mode & 0o444) >> 2
     elif not item.step.new_mode & 0o100:
         mode &= ~0o111
     os.fchmod(descriptor, mode)
+
+
+def _given_to(descriptor: int, group: int) -> bool:
+    """Whether a file is of this group now: its owner may choose among their own groups."""
+    with contextlib.suppress(OSError):
+        os.fchown(descriptor, -1, group)
+    return os.fstat(descriptor).st_gid == group
 
 
 def _owner(item: Ready, folder: int) -> tuple[int, int]:
