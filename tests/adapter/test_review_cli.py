@@ -189,7 +189,7 @@ def test_review_says_when_the_target_is_gone(case: Case, tmp_path: Path) -> None
 
 def test_approve_then_apply(case: Case) -> None:
     digest = case.change_set.digest
-    assert digest in text("approve", ID, "--digest", digest[7:19])
+    assert digest in text("approve", ID, "--digest", digest[7:31])
     assert data("review", ID)["result"]["state"] == "approved"
     done = data("apply", ID)
     assert done["state"] == "applied"

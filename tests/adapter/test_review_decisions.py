@@ -54,11 +54,25 @@ def test_the_digest_that_was_read_can_be_demanded(make: Make) -> None:
     case = make()
     read = case.change_set.digest
     refused("approval_stale", lambda: case.apply(digest="0" * 64))
-    review.approve(case.folder, digest=read.removeprefix("sha256:")[:12])
+    review.approve(case.folder, digest=read.removeprefix("sha256:")[:24])
     case.collect({**RESULT, b"tool": b"other"})
     refused("approval_stale", lambda: review.approve(case.folder, digest=read))
     refused("approval_stale", lambda: case.apply(digest=read))
     assert case.content() == BASE
+
+
+@pytest.mark.parametrize("digits", [8, 12, 23])
+def test_so_few_digits_that_a_guest_can_imitate_them_are_refused(make: Make, digits: int) -> None:
+    case = make()
+    named = case.change_set.digest.removeprefix("sha256:")[:digits]
+    for call in (
+        lambda: review.approve(case.folder, digest=named),
+        lambda: case.apply(digest=named),
+    ):
+        with pytest.raises(UsageProblem) as caught:
+            call()
+        assert caught.value.code == "digest_short"
+    assert case.record.decisions == ()
 
 
 def test_a_part_can_be_approved_and_then_only_that_is_applied(make: Make) -> None:

@@ -36,7 +36,7 @@ DigestOption = Annotated[
     typer.Option(
         "--digest",
         metavar="SHA256[+SHA256]",
-        help="Refuse unless the result (and what its checks came to) is this one; 8 digits do.",
+        help="Refuse unless the result (and what its checks came to) is this one; 24 digits do.",
     ),
 ]
 DespiteChecks = Annotated[
@@ -132,7 +132,7 @@ def approve(
     The approval names the digest of what lies here now. If the task changes its result
     afterwards, the approval no longer holds.
 
-    Example: vmsandbox approve last --digest 3f1c0a9be2d4
+    Example: vmsandbox approve last --digest 3f1c0a9be2d4c5b6a7980f1e
     """
     from vmsandbox import review as room
 

@@ -13,7 +13,9 @@ from vmsandbox.review.record import forget_ledger, note, read, stepped, write_re
 from vmsandbox.selection import Selection, Step, select, steps_of
 from vmsandbox.store import SandboxFolder, locked
 
-_MIN_DIGEST_DIGITS = 8
+_DIGITS = 24
+"""Of a digest, what may stand for it. A guest chooses its results and need only find two of its own
+that begin alike: 8 digits took it 85,000 attempts, 12 take minutes."""
 
 
 def approve(
@@ -166,10 +168,10 @@ def refuse_dropped(folder: SandboxFolder, record: ResultRecord) -> None:
 
 
 def short(change_set: ChangeSet, record: ResultRecord) -> str:
-    """What an approval names, short enough to be typed: the digest of the change set, and after a
+    """What an approval names, as short as is safe: the digest of the change set, and after a
     plus that of the check results if there are any."""
     digests = [change_set.digest, *([record.checks_digest] if record.checks_digest else [])]
-    return "+".join(digest.removeprefix("sha256:")[:12] for digest in digests)
+    return "+".join(digest.removeprefix("sha256:")[:_DIGITS] for digest in digests)
 
 
 def refuse_other_digest(
@@ -179,9 +181,11 @@ def refuse_other_digest(
     if digest is None:
         return
     wanted, plus, checks = (part.removeprefix("sha256:") for part in digest.partition("+"))
-    if min(len(wanted), len(checks) if plus else len(wanted)) < _MIN_DIGEST_DIGITS:
+    if min(len(wanted), len(checks) if plus else len(wanted)) < _DIGITS:
         raise UsageProblem(
-            "digest_short", f"give at least {_MIN_DIGEST_DIGITS} hexadecimal digits of the digest"
+            "digest_short",
+            f"give at least {_DIGITS} hexadecimal digits of the digest, as fewer can be imitated",
+            hint=f"vmsandbox review {folder.id}    (says what to give)",
         )
     if not change_set.digest.startswith(f"sha256:{wanted}"):
         refuse_stale(folder, f"sha256:{wanted}", change_set.digest)
