@@ -23,6 +23,7 @@ from vmsandbox.errors import VmsandboxError
 from vmsandbox.model import (
     AgentCommit,
     ExecResult,
+    Failure,
     Outcome,
     ResultState,
     SandboxState,
@@ -175,6 +176,15 @@ def test_review_of_a_task_without_a_result_shows_the_rest(case: Case) -> None:
     assert "no result was collected" in shown
     assert "stdout" in shown
     assert data("review", ID)["result"]["state"] == "none"
+
+
+def test_why_a_sandbox_failed_may_quote_a_hostile_guest(case: Case) -> None:
+    """Its SSH server's greeting, for one."""
+    case.folder.change_set.unlink()
+    failure = Failure(code="boot_timeout", message="Incompatible version (\x1b]0;owned\x07)")
+    record = case.folder.read_record().model_copy(update={"failure": failure})
+    write_value(case.folder.record, record)
+    assert r"Incompatible version (\x1b]0;owned\x07)" in text("review", ID)
 
 
 def test_review_says_when_the_target_is_gone(case: Case, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ _COLOURS = {"blocker": "bold red", "high": "red", "medium": "yellow"}
 
 
 def labelled(label: str, value: str, style: str = "") -> Text:
-    """A line whose label stands in a column of its own."""
+    """A line whose label stands in a column of its own; whatever the value is, it is made safe."""
     line = Text(f"{label:<{_LABEL}}", style="bold" if label else "")
-    line.append(value, style=style or "not bold")
+    line.append(printable(value), style=style or "not bold")
     return line
 
 

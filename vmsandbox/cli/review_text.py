@@ -125,7 +125,9 @@ def outcome(shown: "Review") -> str:
     if shown.live:
         return "still running"
     if ended is None:
-        return f"{shown.failure.code}: {shown.failure.message}" if shown.failure else "not run"
+        failure = shown.failure
+        # What a guest's SSH server says at its greeting is quoted in it.
+        return printable(f"{failure.code}: {failure.message}") if failure else "not run"
     code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
     failed = shown.failure if shown.failure and shown.failure.outcome else None
     why = failed.message if failed else ended.detail
