@@ -4,6 +4,7 @@ leaves alone."""
 import os
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_what_was_held_back_stays_held_back(guest: Guestless) -> None:
     changes = guest.changes()
     assert guest.content(changes[b"both"].old_oid) == b"both\n"
     assert b"later" not in changes
+
+
+def test_several_guests_of_one_worktree_hold_back_at_once(guest: Guestless) -> None:
+    """They share its store; each base must hold back what its own guest said, and no more."""
+    former = guest.snapshot
+    both_work(guest)
+    fresh = guest.take()
+    sets = [(b"both",), (b"same",), (b"host", b"agent-gone")]
+    alone = [worktree.hold_back(fresh, former, paths).tree for paths in sets]
+    with ThreadPoolExecutor(len(sets)) as pool:
+        for _ in range(12):
+            bases = pool.map(lambda paths: worktree.hold_back(fresh, former, paths), sets)
+            assert [base.tree for base in bases] == alone
 
 
 def test_nothing_new_changes_nothing(guest: Guestless) -> None:

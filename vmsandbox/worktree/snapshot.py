@@ -8,6 +8,7 @@ takes it for old. Knows no guest and no sandbox.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from vmsandbox.errors import HostProblem, UsageProblem
@@ -214,9 +215,9 @@ def hold_back(snapshot: Snapshot, previous: Snapshot, paths: Sequence[bytes]) ->
     held = sorted({*paths, *earlier})
     if not held:
         return snapshot
-    index = snapshot.git_dir.parent / f"held-{snapshot.commit}"
-    staging = store.but(index=index)
-    try:
+    # Of its own: several sandboxes of one worktree may be brought up to date at once.
+    with TemporaryDirectory(prefix="held-", dir=snapshot.git_dir.parent) as folder:
+        staging = store.but(index=Path(folder) / "index")
         staging.run("read-tree", snapshot.tree)
         entries = _entries(store, previous.tree, held)
         gone = b"0 " + b"0" * len(snapshot.tree) + b"\t"
@@ -229,8 +230,6 @@ def hold_back(snapshot: Snapshot, previous: Snapshot, paths: Sequence[bytes]) ->
             stdin=b"".join(line + b"\0" for line in lines),
         )
         return snapshot.model_copy(update={"tree": staging.word("write-tree")})
-    finally:
-        index.unlink(missing_ok=True)
 
 
 def _differing(store: Git, one: str, other: str) -> list[bytes]:
