@@ -16,8 +16,11 @@ import pytest
 
 from tests.guestless import Guestless
 from tests.repositories import Repository, git
+from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
 from vmsandbox.worktree import Quarantine, Result, ResultLimits
+from vmsandbox.worktree.git import Git
+from vmsandbox.worktree.objects import ObjectReader
 
 SMALL = ResultLimits(
     pack_bytes=1 << 20, inflated_bytes=4 << 20, objects=2000, added_paths=1000, timeout_s=20
@@ -419,6 +422,16 @@ def test_blobs_are_streamed_one_after_the_other(guest: Guestless) -> None:
                 assert blob.read() == b""
             with results.open_blob(big_oid) as blob:
                 assert blob.read() == big
+
+
+def test_a_reader_waits_as_long_as_what_is_read_is_written(still: Guestless) -> None:
+    """Only what git itself takes is limited, or a slow disk would never see an apply end."""
+    hasty = Git(git_dir=still.snapshot.git_dir, timeout_s=0.05)
+    working = Deadline(0.3)
+    with ObjectReader.of(hasty) as reader:
+        commit = reader.read(still.snapshot.commit)
+        while not working.passed():
+            assert reader.read(still.snapshot.commit) == commit
 
 
 def test_merging_results_of_one_base(guest: Guestless, tmp_path: Path) -> None:

@@ -238,6 +238,10 @@ class Process:
         self.timed_out = True
         self._popen.kill()
 
+    def at_our_pace(self) -> None:
+        """From now on it may take any time: it waits for us, not we for it."""
+        self._guard.cancel()
+
     def chunks(self) -> Iterator[bytes]:
         """Its output as it comes; then its end is checked as :meth:`finish` does."""
         while chunk := self.stdout.read1(_CHUNK):  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ class ObjectReader:
     @contextmanager
     def of(cls, git: Git) -> "Iterator[ObjectReader]":
         with git.process("cat-file", "--batch") as process:
+            process.at_our_pace()  # writing what is read, and flushing it, may take long
             yield cls(process)
 
     @contextmanager
