@@ -435,6 +435,13 @@ def test_whether_case_counts_is_asked_of_the_folder_itself(
     assert len(list((tmp_path / "t").iterdir())) == len(names)
 
 
+def test_to_look_writes_nothing_even_for_a_moment(tmp_path: Path) -> None:
+    case = Case(tmp_path, {b"1": b"1"}, {b"1": b"1", b"x": b"1", b"X": b"2"})
+    os.utime(case.target, ns=(0, 0))
+    assert review.conflicts(case.folder, case.target) == ()
+    assert case.target.stat().st_mtime_ns == 0
+
+
 # --- at the same moment ---------------------------------------------------------------------------
 
 

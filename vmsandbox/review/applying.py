@@ -167,7 +167,8 @@ def conflicts(folder: SandboxFolder, target: Path) -> tuple[Conflict, ...]:
     target = target.resolve()
     with TargetFolder(target, change_set.object_format) as opened:
         settled = _settled(record, target)
-        return check(opened, every, every, change_set.removed_dirs, settled).conflicts
+        removed = change_set.removed_dirs
+        return check(opened, every, every, removed, settled, only_look=True).conflicts
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,18 @@ def check(
     every: Sequence[Step],
     removed_dirs: Collection[bytes],
     settled: Collection[bytes] = (),
+    *,
+    only_look: bool = False,
 ) -> Batch:
     """Compare the target with `chosen`, a part of `every` step of the change set.
 
     `removed_dirs` are the folders that the result no longer has. `settled` are paths that an
     earlier apply wrote: if they differ now, the user went on working on them, and they stay.
+
+    Whether a folder without any letter in its names ignores case shows only by writing. With
+    `only_look` that is left open, and such a conflict is not among those found.
     """
-    return _Checker(target, chosen, every, removed_dirs, settled).batch()
+    return _Checker(target, chosen, every, removed_dirs, settled, only_look).batch()
 
 
 class _Checker:
@@ -70,12 +75,14 @@ class _Checker:
         every: Sequence[Step],
         removed_dirs: Collection[bytes],
         settled: Collection[bytes],
+        only_look: bool,
     ) -> None:
         self.target = target
         self.chosen = chosen
         self.by_path = {step.path: step for step in every}
         self.chosen_paths = {step.path for step in chosen}
         self.settled = settled
+        self.only_look = only_look
         self.new_folders = {p for step in every if step.new_oid for p in parents(step.path)}
         self.doomed = self._doomed(removed_dirs)
 
@@ -175,7 +182,9 @@ class _Checker:
             if item.step.new_oid is None or not item.step.collides:
                 continue
             if item.stage_in not in known:
-                known[item.stage_in] = ignores_case(self.target, item.stage_in)
+                known[item.stage_in] = ignores_case(
+                    self.target, item.stage_in, only_look=self.only_look
+                )
             if known[item.stage_in]:
                 yield Conflict(
                     path=item.step.path,
@@ -211,15 +220,16 @@ def _difference(step: Step, found: Found) -> Conflict:
     return conflict("mode", "its executable bit was changed in the target")
 
 
-def ignores_case(target: TargetFolder, folder: bytes) -> bool:
-    """Whether names in `folder` are compared without regard to case; asked of what is there."""
+def ignores_case(target: TargetFolder, folder: bytes, *, only_look: bool = False) -> bool:
+    """Whether names in `folder` are compared without regard to case; asked of what is there, and
+    of a file made for it where nothing there can tell, unless we `only_look`."""
     names = target.names(folder)
     with target.folder(folder) as descriptor:
         for name in names:
             other = name.swapcase()
             if other != name and other not in names:
                 return lstat(descriptor, other) is not None
-        return _probe_case(descriptor)
+        return not only_look and _probe_case(descriptor)
 
 
 def _probe_case(folder: int) -> bool:
