@@ -4,6 +4,7 @@ A *step* is what one path goes through from base to result. A rename is two step
 a folder touches that folder alone; it is still shown as a rename. Knows no files and no git.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vmsandbox.errors import UsageProblem
@@ -109,7 +110,7 @@ def refuse_split(chosen: Sequence[Step], steps: Sequence[Step], done: Collection
                 "selection_incomplete",
                 f"{quote_path(step.path)} can only be written together with the deletion of"
                 f" {quote_path(partner)}",
-                hint=f"--path {quote_path(min(partner, step.path, key=len))}",
+                hint=f"--path {shlex.quote(quote_path(min(partner, step.path, key=len)))}",
             )
 
 

@@ -1,5 +1,7 @@
 """Steps of a change set, and choosing among them."""
 
+import shlex
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,6 +148,16 @@ def test_half_of_a_change_between_file_and_folder_is_refused(
     assert caught.value.hint == "--path p"
     refuse_split(every, every, ())
     refuse_split(picked, every, {left.path})
+
+
+@pytest.mark.parametrize("name", [b"p; touch pwned", b"$(id)", b"`id`\n", b"it's"])
+def test_a_hint_is_safe_to_paste_whatever_a_guest_calls_its_files(name: bytes) -> None:
+    every = [step(name + b"/q"), removal(name)]
+    with pytest.raises(UsageProblem) as caught:
+        refuse_split(every[:1], every, ())
+    _, shown = shlex.split(caught.value.hint or "", posix=True)
+    assert Selection.model_validate({"paths": [shown]}).paths == (name,)
+    assert shlex.quote(shown) in (caught.value.hint or "")
 
 
 def test_unrelated_deletions_may_stay_out() -> None:
