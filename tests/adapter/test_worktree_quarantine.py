@@ -176,6 +176,27 @@ def test_wrong_announcements(still: Guestless, forger: Forger) -> None:
     assert refused(still, forger.stream(octopus, tree)).code == "result_refused_base"
 
 
+def test_a_head_that_only_looks_like_a_merge(still: Guestless, forger: Forger) -> None:
+    """git knows no parent further down; and what stands there is no word to give to git."""
+    tree = forger.tree(("100644", b"a", forger.object("blob", b"x")))
+    plain = git(forger.path, "cat-file", "commit", forger.commit(tree))
+    parent = f"parent {forger.base}".encode()
+    for line in (parent, b"parent --all", b"parent \xff"):
+        headed = plain.replace(b"\n\n", b"\n" + line + b"\n\n", 1)
+        rootless = forger.object("commit", headed.replace(parent + b"\n", b"", 1))
+        assert refused(still, forger.stream(rootless, tree)).code == "result_refused_base"
+    commit = forger.object("commit", headed)
+    assert still.quarantine.accept(forger.stream(commit, tree), still.snapshot, SMALL).tree == tree
+
+
+def test_a_tag_is_no_commit(still: Guestless, forger: Forger) -> None:
+    tree = forger.tree(("100644", b"a", forger.object("blob", b"x")))
+    commit = forger.commit(tree)
+    text = f"object {commit}\ntype commit\ntag t\ntagger A <a@b> 1700000000 +0000\n\nm\n"
+    tag = forger.object("tag", text.encode())
+    assert refused(still, forger.stream(tag, tree)).code == "result_refused_malformed"
+
+
 @pytest.mark.parametrize(
     "entries",
     [

@@ -111,6 +111,15 @@ def test_commits_name_their_parents() -> None:
     assert parents_of(commit) == [A, B]
 
 
+@pytest.mark.parametrize(
+    "line", [b"parent " + B.encode(), b"parent --all", b"parent \xff", b"parent"]
+)
+def test_only_what_git_takes_for_a_parent_is_one(line: bytes) -> None:
+    head = f"tree {A}\nparent {A}\nauthor x\ncommitter x\n".encode()
+    assert parents_of(head + line + b"\n\nmessage\n") == [A]
+    assert parents_of(b"tree x\n" + line) == []
+
+
 def test_history_is_cut_after_so_many_generations() -> None:
     graph = {"e": ["d", "x"], "d": ["c"], "c": ["b"], "b": ["a"], "a": [], "x": ["b"]}
     assert walk("e", 1, graph.__getitem__) == ({"e"}, {"e"})

@@ -1,5 +1,6 @@
 """Owns how much of the past goes along: which commits lose their parents in the guest."""
 
+import re
 from collections.abc import Callable, Collection
 
 from vmsandbox.worktree.git import Git
@@ -41,11 +42,13 @@ def walk(
     return seen, {one for one in level if parents(one)}
 
 
+_PARENTS = re.compile(rb"tree [0-9a-f]+\n((?:parent [0-9a-f]+\n)*)")
+
+
 def parents_of(commit: bytes) -> list[str]:
-    """The parents that a commit object names."""
-    head = commit.partition(b"\n\n")[0]
-    return [
-        line.removeprefix(b"parent ").decode("ascii")
-        for line in head.split(b"\n")
-        if line.startswith(b"parent ")
-    ]
+    """The parents that a commit object names, read as git does: directly after the tree, in hex.
+
+    Anything may stand further down in the head of a commit that a guest made.
+    """
+    match = _PARENTS.match(commit)
+    return match[1].decode("ascii").split()[1::2] if match else []

@@ -6,6 +6,7 @@ review needs of the base, so that the store answers even when the user's reposit
 repacked or is gone. Path names are judged elsewhere.
 """
 
+import hashlib
 import re
 import shutil
 import stat
@@ -253,7 +254,7 @@ class _Incoming:
     def judge(self, commit: str, tree: str) -> Result:
         """Check that the announced commit is there, is what was said, and stands on the base."""
         done = self.git.attempt("cat-file", "commit", commit)
-        if done.code:
+        if done.code or commit != self._name_of(done.out):  # git follows tags and short names
             raise _malformed("the announced commit is not among the objects")
         first, *others = parents_of(done.out) or [""]
         if not done.out.startswith(f"tree {tree}\n".encode()):
@@ -262,6 +263,11 @@ class _Incoming:
             raise _wrong_base()
         self._check_paths(tree)
         return Result(commit=commit, tree=tree, agent_commits=self._agent_commits(others))
+
+    def _name_of(self, commit: bytes) -> str:
+        whole = b"commit %d\0" % len(commit) + commit
+        kind = self.snapshot.object_format
+        return hashlib.new(kind, whole, usedforsecurity=False).hexdigest()
 
     def _check_paths(self, tree: str) -> None:
         """Count before anything recurses: trees that repeat themselves grow exponentially.
