@@ -282,14 +282,14 @@ def test_its_streams_can_be_opened_anew(run: Run) -> None:
 
 
 def test_output_comes_while_it_runs_and_the_end_comes_soon(run: Run, guest: Guest) -> None:
-    spec = run.spec("sh", "-c", "printf 'no newline'; exec sleep 1")
-    began = time.monotonic()
+    spec = run.spec("sh", "-c", "printf 'no newline'; exec sleep 600")
     following = run.in_background(spec)
-    assert run.first_heard.wait(10)
-    assert time.monotonic() - began < 0.9
+    assert run.first_heard.wait(30)
+    assert following.is_alive()
+    guest.stop_task(spec.id, grace_s=0)
     result = following.result()
     assert result.ended_at
-    assert time.time() - result.ended_at.timestamp() < 0.5
+    assert time.time() - result.ended_at.timestamp() < 5
 
 
 def test_following_an_idle_task_costs_nothing(run: Run) -> None:

@@ -207,12 +207,17 @@ def test_a_keeper_that_was_killed_is_replaced_by_resume(one: Kept) -> None:
     refused = one.state("ports", "--json", one.id)
     assert_refused(refused, "not_published", 2)
     assert f"vmsandbox resume {one.id}" in refused.err
+    (problem,) = status_of(one.state, one.id)["problems"]
+    assert "nobody publishes" in problem
+    assert f"vmsandbox resume {one.id}" in problem
     with one.state.start("resume", one.id) as resuming:
         started = time.monotonic()
         wait_for("it again", lambda: one.answers(3300, "still"))
         assert time.monotonic() - started < soon_s + 1
         assert resuming.wait(PATIENCE_S) == 0
-    wait_for("a keeper", lambda: len(one.keepers()) == 1)
+    assert ports_of(one.state, one.id)[3300]["process"] == "perl"  # the keeper is awaited
+    assert len(one.keepers()) == 1
+    assert status_of(one.state, one.id)["problems"] == []
     within(one.soon_s(), "still there", lambda: one.answers(3300, "still"))
 
 

@@ -32,6 +32,7 @@ _LEAST_S = 0.1
 _AGAIN_S, _AGAIN_MOST_S = 1.0, 60.0
 _END_S = 5.0
 _POLL_S = 0.02
+_BEGIN_S = 5.0  # a keeper has begun by then, also on a busy host
 
 Note = Callable[[str], None]
 
@@ -200,12 +201,28 @@ def first_url(folder: SandboxFolder) -> str:
     return ""
 
 
+def missing(folder: SandboxFolder, record: SandboxRecord) -> bool:
+    """Whether nobody publishes, and somebody should."""
+    return wanted(record) and record.task_started and not is_locked(folder.ports_lock)
+
+
+def lost(folder: SandboxFolder, record: SandboxRecord) -> bool:
+    """Whether that is so for longer than a keeper takes to begin."""
+    with contextlib.suppress(FileNotFoundError):
+        left_at = folder.record.stat().st_mtime
+        return missing(folder, record) and time.time() - left_at > _BEGIN_S
+    return False
+
+
 def published_ports(rooms: Rooms, folder: SandboxFolder) -> tuple[SandboxRecord, PortTable]:
     """What is published of a guest that runs. Raises UsageProblem ``guest_not_running``, and
     ``not_published`` if nobody publishes and somebody should."""
     record = running_record(rooms, folder)
+    deadline = Deadline(_BEGIN_S)
+    while missing(folder, record) and not deadline.passed():
+        time.sleep(_POLL_S)
     table = published(folder)
-    if table is None and wanted(record) and record.task_started:
+    if table is None and missing(folder, record):
         raise UsageProblem(
             "not_published",
             f"nobody publishes the ports of {record.id}: was its manager killed?",

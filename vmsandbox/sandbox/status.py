@@ -25,7 +25,7 @@ from vmsandbox.model import (
     Value,
 )
 from vmsandbox.provider import Usage
-from vmsandbox.sandbox.publishing import first_url
+from vmsandbox.sandbox.publishing import first_url, lost
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.sandbox.setbacks import LIVE
 from vmsandbox.store import SandboxFolder
@@ -89,7 +89,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
             disk_bytes=folder.allocated_bytes(),
         )
     guest = alive(record.domain_uuid)
-    state, problems = _derive(record, guest, managed)
+    state, problems = _derive(record, guest, managed, lambda: lost(folder, record))
     return Status(
         id=record.id,
         name=record.name,
@@ -123,7 +123,7 @@ def observe(folder: SandboxFolder, alive: Callable[[str], bool | None]) -> Statu
 
 
 def _derive(
-    record: SandboxRecord, guest: bool | None, managed: bool
+    record: SandboxRecord, guest: bool | None, managed: bool, ports_lost: Callable[[], bool]
 ) -> tuple[SandboxState, tuple[str, ...]]:
     """The true state, and what contradicts the record, each with the command that helps."""
     state, again = record.state, f"vmsandbox resume {record.id}"
@@ -137,8 +137,9 @@ def _derive(
     if state not in LIVE:
         return state, (f"its guest still runs: vmsandbox stop {record.id}",) if guest else ()
     if guest:
-        kept = state is SandboxState.READY and record.collected
-        return state, () if kept else (f"nothing manages it (killed?): {again}",)
+        if not (state is SandboxState.READY and record.collected):
+            return state, (f"nothing manages it (killed?): {again}",)
+        return state, (f"nobody publishes its ports (killed?): {again}",) if ports_lost() else ()
     if record.collected and not record.keep:
         return SandboxState.STOPPED, ()  # the manager was killed at its very last step
     gone = f"its guest is gone: {again} boots it again from its disk"
