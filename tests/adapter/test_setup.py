@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 SETUP = ROOT / "scripts" / "setup"
 BUILD = ROOT / ".ci" / "run"
@@ -85,8 +87,12 @@ def test_a_build_that_leaves_a_process_fails_and_ends_it(tmp_path: Path) -> None
     done = build_machine(tmp_path, f"@setsid {left} 300 >/dev/null 2>&1 & echo '1 passed'")
     assert done.returncode == 1, done.stderr
     assert f"{left} 300" in done.stderr
-    alive = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    assert not [command for command in alive if str(left) in command]
+
+    def alive() -> bool:
+        """Killed is not yet gone."""
+        return any(str(left) in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    wait_until(lambda: not alive())
 
 
 # --- make test ------------------------------------------------------------------------------------
