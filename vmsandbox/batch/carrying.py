@@ -59,11 +59,14 @@ def resuming(
 ) -> Iterator[Carried]:
     """A batch that was interrupted or killed, by id or unique prefix; None: the latest unfinished.
 
-    Raises UsageProblem ``batch_unknown``, ``nothing_to_resume``, ``batch_managed_elsewhere``.
+    Raises UsageProblem ``batch_unknown``, ``nothing_to_resume``, ``batch_managed_elsewhere``,
+    ``gateway_without_key``, ``gateway_key_unusable``.
     """
     folder = record.resolve(rooms.store, selector)
     with folder.sole_manager():
-        yield Carried(Conductor(rooms, folder, watcher, jobs=jobs), folder.id)
+        conductor = Conductor(rooms, folder, watcher, jobs=jobs)
+        conductor.check_keys()
+        yield Carried(conductor, folder.id)
 
 
 def run_batch(

@@ -150,10 +150,20 @@ class Conductor:
 
     # --- taking up ------------------------------------------------------------------------------
 
+    def check_keys(self) -> None:
+        """Before a batch goes on: its tasks would fail for good without the keys of their gateways.
+
+        Raises UsageProblem ``gateway_without_key``, ``gateway_key_unusable``.
+        """
+        self._maker.check_keys(self._open(), self._made())
+
+    def _made(self) -> dict[str, str]:
+        former = {id_ for task in self._plan.tasks for id_ in self._journal.of(task.name).former}
+        return self._maker.made(former)
+
     def _take_up(self) -> None:
         """Find what an earlier manager of this batch had made, and what needs no sandbox at all."""
-        former = {id_ for task in self._plan.tasks for id_ in self._journal.of(task.name).former}
-        made = self._maker.made(former)
+        made = self._made()
         for task in self._open():
             progress = self._journal.of(task.name)
             if (sandbox := made.get(task.name)) is not None:

@@ -1,6 +1,6 @@
 """Owns how a task of a batch becomes a sandbox, and which sandboxes there are already for it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from vmsandbox import review
@@ -8,11 +8,13 @@ from vmsandbox.batch.plan import refuse
 from vmsandbox.batch.record import SKIPPED, Ended, is_resumable
 from vmsandbox.batch.taskfile import Planned
 from vmsandbox.document import Problem
-from vmsandbox.errors import HostProblem, UsageProblem
+from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
+from vmsandbox.gateway.keys import KEY_PROBLEMS
 from vmsandbox.model import BatchMark, Outcome, SandboxRecord, SandboxState
 from vmsandbox.sandbox import (
     Request,
     Rooms,
+    check_keys,
     create_sandbox,
     has_undecided_result,
     observe,
@@ -44,6 +46,23 @@ class Maker:
             for record in self._rooms.store.records()
             if record.batch and record.batch.batch == self._batch and record.id not in former
         }
+
+    def check_keys(self, tasks: Iterable[Planned], made: Mapping[str, str]) -> None:
+        """Whether the keys are here of the gateways that these tasks have yet to begin with.
+
+        Raises UsageProblem ``gateway_without_key``, ``gateway_key_unusable``.
+        """
+        for task in tasks:
+            if task.name in made:
+                record = self._rooms.store.folder(made[task.name]).read_record()
+                if not record.task_started:
+                    check_keys(record.equipment)
+            else:
+                try:
+                    propose(self._rooms, request(task, None, None))
+                except VmsandboxError as error:  # else told when its turn comes
+                    if error.code in KEY_PROBLEMS:
+                        raise
 
     def make(self, task: Planned) -> SandboxFolder:
         """A new sandbox, marked as this task's from its first moment. Raises what

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from vmsandbox.errors import UsageProblem
 from vmsandbox.provider import Gateway
 
+KEY_PROBLEMS = ("gateway_without_key", "gateway_key_unusable")
+"""What :func:`keys_of` raises, by code."""
 _SHORTEST = 8
 """Shorter ones could not be told from ordinary text, and so not be kept out of it."""
 

@@ -20,6 +20,7 @@ from vmsandbox.sandbox.ending import (
     spawn_manager,
     stop_sandbox,
 )
+from vmsandbox.sandbox.equipping import check_keys
 from vmsandbox.sandbox.forking import fork_sandbox
 from vmsandbox.sandbox.freezing import Warmed, warm
 from vmsandbox.sandbox.life import Manager, keep_guest
@@ -53,6 +54,7 @@ __all__ = [
     "all_templates",
     "attach",
     "await_report",
+    "check_keys",
     "clean_up",
     "create_sandbox",
     "delete_sandbox",

@@ -120,7 +120,7 @@ def _check_prices(gateways: Iterable[Gateway], budget: Budget) -> None:
             )
 
 
-def check_keys(equipment: Equipment, texts: Iterable[str]) -> None:
+def check_keys(equipment: Equipment, texts: Iterable[str] = ()) -> None:
     """Refuse gateways whose keys are not there, and a task that is told one.
 
     `texts` are all that the guest is told: words of the command, values of variables. Raises

@@ -16,20 +16,8 @@ from typing import Any
 import psutil
 
 from vmsandbox import worktree
-from vmsandbox.errors import (
-    GuestProblem,
-    HostProblem,
-    ReviewRefused,
-    VmsandboxError,
-)
-from vmsandbox.guest import (
-    Capture,
-    Deadline,
-    Guest,
-    Interrupted,
-    Requirement,
-    wait_ready,
-)
+from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, VmsandboxError
+from vmsandbox.guest import Capture, Deadline, Guest, Interrupted, Requirement, wait_ready
 from vmsandbox.model import (
     ChangeSet,
     Event,
@@ -43,6 +31,7 @@ from vmsandbox.model import (
 from vmsandbox.sandbox import briefing, checking, setbacks, start, templates, transfer
 from vmsandbox.sandbox.access import LogTail, open_guest
 from vmsandbox.sandbox.attention import NOW, attending, sole_manager
+from vmsandbox.sandbox.equipping import check_keys
 from vmsandbox.sandbox.listening import Listener
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
 from vmsandbox.sandbox.report import Report, report_of
@@ -105,9 +94,13 @@ class Manager:
         """Bring the sandbox from wherever it is to its end. Raises the first VmsandboxError.
 
         A failure is written to the record with its phase; the guest is stopped, unless it was to be
-        kept and only its result was refused; its disk stays.
+        kept and only its result was refused; its disk stays. Nothing changes where libvirt does not
+        answer, or where a task would begin without the keys of its gateways.
         """
-        self.rooms.guest_runs(self.folder.read_record())  # in the dark nothing is begun
+        record = self.folder.read_record()
+        if not record.task_started:
+            check_keys(record.equipment)
+        self.rooms.guest_runs(record)
         with self._answering_for_failure(self._kept_after):
             self._steps()
         return self.report()
