@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter.crafted import Case, Exe, Files, Link, fill, put
+from tests.adapter.crafted import Case, Exe, Files, Link, content, fill, put
 from tests.repositories import fingerprint
 from vmsandbox import review
-from vmsandbox.errors import HostProblem, VmsandboxError
+from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
 from vmsandbox.model import ResultState
 from vmsandbox.review import ApplyConflict
 from vmsandbox.target import TargetFolder
@@ -455,6 +455,16 @@ def test_two_applies_to_one_folder_wait_for_each_other(case: Case) -> None:
         assert case.content() == BASE
     second.join()
     assert case.content() == RESULT
+
+
+def test_a_target_that_cannot_be_written_down_is_refused(case: Case, tmp_path: Path) -> None:
+    target = tmp_path / os.fsdecode(b"t\xff")
+    fill(target, BASE)
+    with pytest.raises(UsageProblem) as caught:
+        case.apply(target=target)
+    assert caught.value.code == "target_name"
+    assert r"t\xff" in caught.value.message
+    assert content(target) == BASE
 
 
 def test_errors_of_the_target_are_typed() -> None:

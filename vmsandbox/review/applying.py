@@ -114,8 +114,8 @@ def apply(
     ReviewRefused ``task_live``, ``result_dropped``, ``approval_stale``, ``not_approved``, or with
     `yes` ``checks_failed`` unless `despite_checks`;
     ApplyConflict, and then nothing of the batch is written; UsageProblem ``path_unmatched``,
-    ``pattern_invalid``, ``nothing_selected``, ``selection_incomplete`` or ``target_missing``;
-    HostProblem for a target that cannot be written.
+    ``pattern_invalid``, ``nothing_selected``, ``selection_incomplete``, ``target_missing`` or
+    ``target_name``; HostProblem for a target that cannot be written.
     """
     with locked(folder.result_lock):
         refuse_live(folder, is_live)

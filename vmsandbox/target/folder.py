@@ -83,6 +83,7 @@ class TargetFolder:
 
     def __enter__(self) -> Self:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        _refuse_undecodable(self.path)
         try:
             self.root = os.open(self.path, flags)
         except OSError as error:
@@ -174,6 +175,18 @@ class TargetFolder:
         digest = self.new_hash(len(content))
         digest.update(content)
         return digest.hexdigest()
+
+
+def _refuse_undecodable(path: Path) -> None:
+    """What is written down of an apply is UTF-8."""
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageProblem(
+            "target_name",
+            f"the folder's name is not UTF-8: {printable(os.fsencode(path), newlines=False)}",
+            hint="rename it, or bind-mount it under another name",
+        ) from None
 
 
 def lstat(folder: int, name: bytes) -> os.stat_result | None:
