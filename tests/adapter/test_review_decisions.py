@@ -61,6 +61,15 @@ def test_the_digest_that_was_read_can_be_demanded(make: Make) -> None:
     assert case.content() == BASE
 
 
+def test_a_ledger_that_cannot_be_read_keeps_nobody_from_deleting(make: Make) -> None:
+    case = make()
+    case.folder.ledger.write_text("{")
+    with pytest.raises(HostProblem, match="cannot be read"):
+        case.apply()
+    review.abandon(case.folder)
+    assert case.content() == BASE
+
+
 @pytest.mark.parametrize("digits", [8, 12, 23])
 def test_so_few_digits_that_a_guest_can_imitate_them_are_refused(make: Make, digits: int) -> None:
     case = make()

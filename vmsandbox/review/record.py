@@ -45,10 +45,14 @@ def present(folder: SandboxFolder, change_set: ChangeSet) -> ResultRecord:
 def abandon(folder: SandboxFolder) -> None:
     """Remove what an apply that was cut short left beside the user's files.
 
-    To be called before a sandbox is deleted.
+    To be called before a sandbox is deleted. A ledger that cannot be read is no reason to keep it.
     """
     with locked(folder.result_lock):
-        forget_ledger(folder)
+        try:
+            forget_ledger(folder)
+        except HostProblem as problem:
+            if problem.code != "record_broken":
+                raise
 
 
 def read(folder: SandboxFolder) -> tuple[ChangeSet, ResultRecord]:
