@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmsandbox.errors import ReviewRefused
-from vmsandbox.hostile import MEANING, Findings, inspect, inspection, raise_refusals
+from vmsandbox.hostile import MEANING, Findings, inspect, inspection, links, raise_refusals
 from vmsandbox.hostile.links import LinkWalker
 from vmsandbox.model import Change, ChangeKind, TreeEntry
 
@@ -259,6 +259,15 @@ def test_tangled_links_cost_a_bounded_effort() -> None:
     changes = [added(path, LINK, len(target)) for path, target in targets.items()]
     findings = judge(changes, {}, targets, max_paths=10_000, max_bytes=10**8)
     assert "tangled" in " ".join(reasons(findings).values())
+
+
+def test_many_links_of_the_users_own_are_not_tangled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder of packages that one package manager links with each other."""
+    monkeypatch.setattr(links, "_MAX_STEPS", 1000)
+    own = {b"m/p%d/m/dep" % number: b"../../p%d/m" % (number + 1) for number in range(500)}
+    changes = [added(b"new", LINK, 1)]
+    findings = judge(changes, dict.fromkeys(own, LINK), {**own, b"new": b"x"})
+    assert reasons(findings) == {}
 
 
 PART = st.sampled_from([b"a", b"b", b"c", b"..", b".", b""])

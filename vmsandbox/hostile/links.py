@@ -9,6 +9,7 @@ from vmsandbox.hostile.names import MAX_PATH_BYTES, is_dot_git
 MAX_LINK_BYTES = 4095
 _MAX_HOPS = 40  # as the kernel's ELOOP limit
 _MAX_STEPS = 1_000_000
+_STEPS_PER_LINK = 64  # many links that lead where they should are not tangled
 
 
 class Way(NamedTuple):
@@ -25,7 +26,7 @@ class LinkWalker:
     def __init__(self, targets: Mapping[bytes, bytes], changed_paths: Collection[bytes]) -> None:
         self._targets = targets
         self._changed = changed_paths
-        self._budget = _MAX_STEPS
+        self._budget = max(_MAX_STEPS, _STEPS_PER_LINK * len(targets))
 
     @property
     def exhausted(self) -> bool:
