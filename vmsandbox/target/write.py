@@ -26,6 +26,7 @@ OpenBlob = Callable[[str], AbstractContextManager[BinaryIO]]
 
 _CHUNK_BYTES = 1024 * 1024
 _FLUSHED_TOGETHER = 64
+_ACL = "system.posix_acl_access"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -163,6 +164,7 @@ def _dress(item: Ready, descriptor: int, folder: int) -> None:
     old = item.found.status
     if old is None or not stat.S_ISREG(old.st_mode):
         return
+    _copy_acl(folder, item.step.path.rpartition(b"/")[2], descriptor)
     mode = old.st_mode & 0o777
     if not _given_to(descriptor, old.st_gid):
         mode = mode & 0o707 | (mode & 0o007) << 3  # another group gains nothing
@@ -171,6 +173,18 @@ def _dress(item: Ready, descriptor: int, folder: int) -> None:
     elif not item.step.new_mode & 0o100:
         mode &= ~0o111
     os.fchmod(descriptor, mode)
+
+
+def _copy_acl(folder: int, name: bytes, descriptor: int) -> None:
+    """Without its list, what a mode says of the group is what anybody on the list may do."""
+    old = None
+    with contextlib.suppress(OSError):  # it has none, or the file system knows none
+        old = os.getxattr(b"/proc/self/fd/%d/" % folder + name, _ACL, follow_symlinks=False)
+    if old is not None:
+        os.setxattr(descriptor, _ACL, old)
+        return
+    with contextlib.suppress(OSError):
+        os.removexattr(descriptor, _ACL)  # that of the folder's default
 
 
 def _given_to(descriptor: int, group: int) -> bool:
