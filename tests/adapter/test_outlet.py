@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 import time
@@ -180,6 +181,36 @@ def test_a_handler_that_fails_ends_its_own_request_only() -> None:
     out = answer_to(f"GET / HTTP/1.1\r\nHost: {HERE}\r\n\r\n".encode(), local=fail)
     assert b" 502 " in out.splitlines()[0]
     assert b"secret" not in out
+
+
+def test_a_guest_cannot_fill_the_log_with_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(exchange: Exchange) -> None:
+        raise ZeroDivisionError
+
+    one = f"GET / HTTP/1.1\r\nHost: {HERE}\r\n\r\n".encode()
+    assert answer_to(one * 200, local=fail).count(b"HTTP/1.1 502") == 200
+    assert 1 <= len(caplog.records) <= 50
+
+
+@pytest.mark.parametrize(
+    ("headers", "kept"),
+    [
+        (
+            "Connection: content-length, x-mine\r\nX-Mine: 1\r\nContent-Length: 3",
+            ["content-length"],
+        ),
+        ("Content-Length: 50\r\nTransfer-Encoding: chunked", []),
+    ],
+    ids=["named", "overruled"],
+)
+def test_a_length_that_is_passed_on_is_the_true_one(headers: str, kept: list[str]) -> None:
+    def tell(exchange: Exchange) -> None:
+        names = [name.decode() for name, _ in exchange.head.passed_on() if name != b"host"]
+        exchange.respond(200, [], [json.dumps([names, len(b"".join(exchange.body()))]).encode()])
+
+    body = "3\r\nabc\r\n0\r\n\r\n" if "chunked" in headers else "abc"
+    head = f"POST / HTTP/1.1\r\nHost: {HERE}\r\n{headers}\r\n\r\n"
+    assert json.dumps([kept, 3]).encode() in answer_to((head + body).encode(), local=tell)
 
 
 def test_connections_are_bounded_in_number() -> None:

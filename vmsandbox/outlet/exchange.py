@@ -64,14 +64,20 @@ class Head(NamedTuple):
 
 
 def end_to_end(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """`headers` without those that concern one connection alone, by name or by Connection."""
-    named = {
+    """`headers` without those that concern one connection alone, by name or by Connection.
+
+    Of a length there is one word at most: chunks overrule Content-Length (RFC 9112, 6.3), and
+    nobody takes it out by naming it.
+    """
+    left_out = {
         option.strip().lower()
         for key, value in headers
         if key.lower() == b"connection"
         for option in value.split(b",")
-    }
-    return [(k, v) for k, v in headers if k.lower() not in HOP_BY_HOP | named]
+    } - {b"content-length"}
+    if any(key.lower() == b"transfer-encoding" for key, _ in headers):
+        left_out.add(b"content-length")
+    return [(k, v) for k, v in headers if k.lower() not in HOP_BY_HOP | left_out]
 
 
 class Exchange:

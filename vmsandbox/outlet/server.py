@@ -3,6 +3,7 @@ handler by what a request is about.
 """
 
 import contextlib
+import itertools
 import logging
 import socket
 import threading
@@ -16,6 +17,8 @@ from vmsandbox.outlet.exchange import Exchange, Handler, Head, Stream, next_even
 CONNECTIONS_MOST = 128
 _HEAD_MOST_BYTES = 64 * 1024
 _HEAD_S = 120.0
+_TOLD_MOST = 20
+"""Failures of ours that are logged: a guest that has found one can repeat it."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +34,7 @@ class Outlet:
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
         self._over = False
+        self._told = itertools.count(1)
 
     def accept(self, stream: Stream) -> None:
         """Serve a connection in a thread of its own; one too many is closed. Never waits."""
@@ -92,7 +96,8 @@ class Outlet:
         except (OSError, h11.RemoteProtocolError):
             raise
         except Exception as error:  # a bug of ours must not look like an answer
-            _log.exception("a handler failed")
+            if next(self._told) <= _TOLD_MOST:
+                _log.exception("a handler failed")
             if exchange.answered:
                 raise ConnectionError("the answer was cut short") from error
             exchange.refuse(502, "outlet_failed", "the host could not answer this request")
