@@ -126,6 +126,7 @@ def test_a_header_of_ones_own_and_a_path_of_the_upstreams() -> None:
         "/provider/v1/..%2fadmin",
         "/provider/v1\\..\\admin",
         "/provider/./admin",
+        "/provider/v1/..;x/admin",
     ],
 )
 def test_no_path_leads_out_of_the_upstreams_own(path: str) -> None:
@@ -133,6 +134,15 @@ def test_no_path_leads_out_of_the_upstreams_own(path: str) -> None:
         response = opened.client.get("/", extensions={"target": path.encode()})
         assert (response.status_code, error_of(response)["code"]) == (400, "gateway_path")
         assert not server.asked
+
+
+def test_a_proxy_of_the_host_hears_no_key_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    with upstream(lambda _: [answer(b"{}")]) as proxy, ModelServer() as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        with gateway(server.url) as opened:
+            assert opened.client.post("/provider/v1/messages", json={}).status_code == 200
+        assert not proxy.asked
 
 
 def test_only_the_paths_that_are_named() -> None:
@@ -172,6 +182,13 @@ def test_a_redirect_within_the_upstream_stays_with_the_gateway() -> None:
 
 
 # --- what an upstream says about the host ---------------------------------------------------------
+
+
+def test_a_redirect_does_not_tell_the_key() -> None:
+    there = answer(b"", f"Location: /v2?key={KEY}", status="302 Found")
+    with upstream(lambda _: [there]) as server, gateway(server.url) as opened:
+        response = opened.client.get("/provider/v1")
+    assert response.headers["location"] == "/provider/v2?key=" + "*" * len(KEY)
 
 
 def test_an_upstream_that_says_the_key_does_not_tell_the_guest() -> None:
@@ -351,6 +368,48 @@ def test_who_leaves_before_the_sum_is_said_is_charged_by_size() -> None:
         assert call.guessed
         assert call.tokens.output >= 40
         assert opened.ledger.over
+
+
+def test_who_hangs_up_pays_for_what_was_made() -> None:
+    """Whether its answer comes in one piece or, with the sum at its end, in many."""
+    said = {"model": "stand-in", "usage": {"input_tokens": 10, "output_tokens": 5000}}
+    whole = answer(json.dumps(said | {"text": "x" * 2**20}).encode())
+    events = sse("{}", *['{"delta": "x"}'] * 20, json.dumps({"response": said}))
+    for made in (whole, events):
+        gone = threading.Event()
+
+        def script(_: bytes, made: bytes = made, gone: threading.Event = gone) -> Iterator[bytes]:
+            yield made[:100]
+            assert gone.wait(20)
+            yield made[100:]
+
+        with upstream(script) as server, gateway(server.url, Budget(max_tokens=5000)) as opened:
+            with opened.client.stream("POST", "/provider/v1/x", content=b"{}") as response:
+                assert response.status_code == 200
+            gone.set()
+            (call,) = settled(opened)
+            assert (call.tokens.output, call.guessed) == (5000, False)
+            assert opened.ledger.over
+
+
+def test_what_is_fetched_later_is_counted() -> None:
+    said = {"id": "r1", "usage": {"input_tokens": 10, "output_tokens": 5000}}
+
+    def script(request: bytes) -> list[bytes]:
+        done = request.startswith(b"GET")
+        return [answer(json.dumps(said if done else {"id": "r1", "usage": None}).encode())]
+
+    with upstream(script) as server, gateway(server.url, Budget(max_tokens=5000)) as opened:
+        opened.client.post("/provider/v1/responses", json={"background": True})
+        opened.client.get("/provider/v1/responses/r1")
+        assert settled(opened, 2)[1].tokens.output == 5000
+        assert opened.client.get("/provider/v1/models").status_code == 402
+
+
+def test_a_path_beyond_all_sense_is_refused() -> None:
+    with ModelServer() as server, gateway(server.url) as opened:
+        response = opened.client.get("/provider" + "/a" * 20_000)
+    assert (response.status_code, error_of(response)["code"]) == (414, "gateway_path_long")
 
 
 def test_what_asks_for_no_sum_is_charged_by_size() -> None:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -49,7 +49,8 @@ _NEVER_UP = frozenset(
     }
 )
 _NEVER_DOWN = frozenset({b"set-cookie", b"set-cookie2", b"content-length", b"location", b"alt-svc"})
-_PATH_SHOWN = 200
+_HEARD_OUT_BYTES = 64 * 1024 * 1024
+_PATH_MOST, _PATH_SHOWN = 16 * 1024, 200
 
 
 class Head(Protocol):
@@ -124,10 +125,12 @@ class _Passing:
             received_bytes=self.received,
             seconds=round(time.monotonic() - self.started, 3),
         )
-        if self.meter is None or self.exchange.head.method != "POST":
+        if self.meter is None:
             return call
-        model, tokens, guessed = self.meter.taken(sent_bytes=self.sent, whole=self.whole)
-        return call.model_copy(update={"model": model, "tokens": tokens, "guessed": guessed})
+        taken = self.meter.taken(sent_bytes=self.sent, whole=self.whole)
+        if taken.guessed and self.exchange.head.method != "POST":
+            return call  # it asked for nothing; what it says of an answer given before does count
+        return call.model_copy(update=taken._asdict())
 
 
 class GatewayServer:
@@ -147,6 +150,7 @@ class GatewayServer:
             limits=httpx.Limits(max_connections=AT_ONCE_MOST),
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            mounts={"http://": None},  # is loopback: no proxy of the host may hear a key in clear
         )
 
     def close(self) -> None:
@@ -186,6 +190,8 @@ class GatewayServer:
             raise _Refused(402, BUDGET_EXHAUSTED, f"the budget of this sandbox is used up: {why}")
         if method not in _METHODS:
             raise _Refused(405, "gateway_method", "no gateway passes that method on")
+        if len(path) > _PATH_MOST:
+            raise _Refused(414, "gateway_path_long", f"a path has {_PATH_MOST} characters at most")
         if _leaves(path):
             raise _Refused(400, "gateway_path", "a path with . or .. or \\ is not passed on")
         bare = path.partition("?")[0]
@@ -207,8 +213,13 @@ class GatewayServer:
             if answer.is_success:
                 passing.meter = Meter(answer.headers.get("content-type", ""))
             bodiless = passing.exchange.head.method == "HEAD" or answer.status_code in (204, 304)
-            body = () if bodiless else self._body(route, passing, answer)
-            passing.exchange.respond(answer.status_code, headers, body)
+            body = iter(()) if bodiless else self._body(route, passing, answer)
+            try:
+                passing.exchange.respond(answer.status_code, headers, body)
+            except OSError:
+                if passing.meter:
+                    _hear_out(body)
+                raise
 
     def _request(self, route: _Route, passing: _Passing, path: str) -> httpx.Request:
         head = passing.exchange.head
@@ -237,6 +248,14 @@ class GatewayServer:
         passing.whole = True
 
 
+def _hear_out(body: Iterator[bytes]) -> None:
+    """Read what a guest that hung up does not want any more: its end says what it cost."""
+    heard = 0
+    with suppress(OSError):
+        while heard < _HEARD_OUT_BYTES and (piece := next(body, b"")):
+            heard += len(piece)
+
+
 def _has_body(head: Head) -> bool:
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in head.headers)
 
@@ -255,7 +274,8 @@ def _leaves(path: str) -> bool:
     """Whether some server might read it as another place than below the upstream's own path."""
     bare = path.partition("?")[0]
     for _ in range(3):  # also where it is quoted twice
-        if "\\" in bare or {".", ".."} & set(bare.split("/")) or not bare.isprintable():
+        names = {part.partition(";")[0] for part in bare.split("/")}  # some take ..;x for ..
+        if "\\" in bare or {".", ".."} & names or not bare.isprintable():
             return True
         bare = unquote(bare, "latin-1")
     return False
@@ -274,7 +294,7 @@ def _headers_down(route: _Route, answer: httpx.Response) -> list[tuple[bytes, by
     if (length := answer.headers.get("content-length")) and not decoded:
         headers.append((b"content-length", length.encode()))
     if answer.has_redirect_location:
-        headers.append((b"location", _location(route.gateway, answer)))
+        headers.append((b"location", route.key.starred(_location(route.gateway, answer))))
     return headers
 
 
