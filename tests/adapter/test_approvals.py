@@ -158,6 +158,22 @@ def test_what_a_guest_asks_is_made_safe_to_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [b"x" * 60_000, b"\x80" * 15_000, b"\0".join([b"w"] * 30_000), b"a\0" + b"b" * 9000],
+    ids=["long", "escaped", "many", "last"],
+)
+def test_a_long_question_is_cut_so_that_one_sees_it(tmp_path: Path, words: bytes) -> None:
+    with asking(tmp_path) as there, there.client() as client:
+        assert client.post("/ask", content=b"\0May I?\0" + words).status_code == 201
+        assert client.post("/ask", content=b"\0" + words.replace(b"\0", b" ")).status_code == 201
+        command, text = questions(there.folder)
+        assert command.command[-1].endswith("[…]")
+        assert text.text.endswith("[…]")
+        files = (there.folder.path / "approvals").glob("*.json")
+        assert all(file.stat().st_size < 24 * 1024 for file in files)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
         ("POST", "/ask", b"", 400),

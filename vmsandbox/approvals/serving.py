@@ -7,7 +7,7 @@ Everything that comes in is hostile text: bounded, and made safe to show at once
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vmsandbox.approvals import record
@@ -25,8 +25,8 @@ WAIT_S = 25.0
 
 _LOOK_EVERY_S = 0.2
 _MOST_BYTES = 64 * 1024
-_TEXT_MOST = 2000
-_WORDS_MOST = 200
+_RULE_MOST, _TEXT_MOST, _COMMAND_MOST = 200, 2000, 4000
+"""Characters. All that was ever asked is read to show what waits."""
 _PATH = re.compile(r"(?:http://[^/]*)?/ask(?:/([0-9]{1,4})(/withdraw)?)?")
 
 
@@ -112,6 +112,23 @@ def _bounded(pieces: Iterator[bytes]) -> bytes:
 
 def _texts(body: bytes) -> tuple[str, ...]:
     """Rule, question and the words of a command, safe to show and not too long."""
-    parts = body.removesuffix(b"\0").split(b"\0")[: _WORDS_MOST + 2]
-    texts = tuple(printable(part, newlines=False)[:_TEXT_MOST] for part in parts)
-    return texts if len(texts) > 1 else ("", "")
+    parts = [printable(part, newlines=False) for part in body.removesuffix(b"\0").split(b"\0")]
+    if len(parts) < 2:
+        return "", ""
+    rule, text, *words = parts
+    return _cut(rule, _RULE_MOST), _cut(text, _TEXT_MOST), *_cut_words(words)
+
+
+def _cut(text: str, most: int) -> str:
+    """Whoever is to allow it must see that there was more."""
+    return text if len(text) <= most else f"{text[:most]} […]"
+
+
+def _cut_words(words: Iterable[str]) -> Iterator[str]:
+    left = _COMMAND_MOST
+    for word in words:
+        yield _cut(word, left)
+        left -= len(word) + 1
+        if left <= 0:
+            yield "[…]"
+            return
