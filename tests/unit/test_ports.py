@@ -101,6 +101,9 @@ def test_a_project_may_say_what_is_published() -> None:
     text = '[ports]\nauto = false\npublish = ["8080:3000"]\n'
     found = config.load([config.Source("vmsandbox.toml", text, False)]).ports
     assert (found.auto, found.publish) == (False, (PortMapping(host=8080, guest=3000),))
+    shut = config.Source("config.toml", "[ports]\nauto = false\n")
+    opens = config.Source("vmsandbox.toml", "[ports]\nauto = true\n", False)
+    assert not config.load([shut, opens]).ports.auto
     wrong = '[ports]\npublish = ["0.0.0.0:80:80"]\n'
     with pytest.raises(UsageProblem, match=r"vmsandbox.toml: ports.publish.*no loopback"):
         config.load([config.Source("vmsandbox.toml", wrong, False)])

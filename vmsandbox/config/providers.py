@@ -59,6 +59,8 @@ def narrowed(table: str, before: Mapping[str, Any], said: Mapping[str, Any]) -> 
         return {key: min(before.get(key, value), value) for key, value in said.items()} | {
             key: value for key, value in before.items() if key not in said
         }
+    if table == "ports":
+        both["auto"] = before.get("auto", True) and said.get("auto", True)
     if table == "ask" and before:
         both["commands"] = [*before.get("commands", ()), *said.get("commands", ())]
         both["timeout"] = before.get("timeout", both.get("timeout", ANSWERED_WITHIN_S))
