@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, UsageProblem
 from vmsandbox.guest.connection import FOREIGN, Connection
+from vmsandbox.guest.flood import end_if_flooded
 from vmsandbox.guest.ssh import paramiko
 from vmsandbox.text import printable
 
@@ -69,6 +70,7 @@ class Bell:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._lock = threading.Lock()
+        self._channel = channel
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closed = False
         # They only ever call set and clear of what is named an Event.
@@ -80,6 +82,7 @@ class Bell:
 
     def set(self) -> None:
         """Called by paramiko's thread."""
+        end_if_flooded(self._channel)
         with self._lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._writer, b"*")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem, VmsandboxError
+from vmsandbox.guest.flood import PacketSocket
 from vmsandbox.guest.knock import Knocker, NotYet
 from vmsandbox.guest.ssh import paramiko
 from vmsandbox.model import Endpoint
@@ -137,7 +138,7 @@ class Connection:
 
     def _open(self, deadline: Deadline) -> paramiko.Transport:
         with contextlib.ExitStack() as undo:
-            sock = self._knocker.knock(deadline)
+            sock = PacketSocket.of(self._knocker.knock(deadline))
             undo.callback(sock.close)
             transport = self._opening = paramiko.Transport(sock)
             undo.callback(transport.close)

@@ -14,10 +14,8 @@ from typing import cast
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest.connection import FOREIGN
+from vmsandbox.guest.flood import end_if_flooded
 from vmsandbox.guest.ssh import paramiko
-
-_BUFFER_MOST_BYTES = 4 * 1024 * 1024
-"""Twice the window that a channel is opened with: whoever sends more does not keep to it."""
 
 _ASK_AGAIN_S = 0.2
 _OPEN_S = 30.0
@@ -64,10 +62,7 @@ class _Weir:
         self._channel = channel
 
     def set(self) -> None:
-        # The buffer's lock is held; its length alone may be looked at.
-        waiting = len(self._channel.in_buffer._buffer)  # type: ignore[attr-defined]
-        if waiting > _BUFFER_MOST_BYTES and (transport := self._channel.transport):
-            transport.sock.close()
+        end_if_flooded(self._channel)
 
     def clear(self) -> None:
         """Called when the buffer is empty."""
