@@ -14,7 +14,7 @@ from typing import cast
 from vmsandbox.deadline import Deadline
 from vmsandbox.errors import GuestProblem
 from vmsandbox.guest.connection import FOREIGN
-from vmsandbox.guest.flood import end_if_flooded
+from vmsandbox.guest.flood import end_if_flooded, forget_channels
 from vmsandbox.guest.ssh import paramiko
 
 _ASK_AGAIN_S = 0.2
@@ -126,6 +126,7 @@ class Forward:
         self, channel: paramiko.Channel, origin: tuple[str, int], server: tuple[str, int]
     ) -> None:
         stream = GuestStream(channel)
+        forget_channels(channel.get_transport())
         if self._over.is_set():
             stream.close()
         else:
