@@ -279,6 +279,30 @@ def test_nothing_but_loopback_is_ever_bound(address: str) -> None:
         listen(address, 0)
 
 
+MANY_GUESTS = """
+import os, resource
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+from vmsandbox.forwards import Listener
+from vmsandbox.ports import Publisher
+from vmsandbox.ports.listeners import MOST_LISTENERS
+from vmsandbox.sandbox import Rooms
+
+ports = range(20000, 20000 + MOST_LISTENERS)
+found = {port: Listener(port, "127.0.0.1") for port in ports}
+with Rooms.open(Path(os.environ["VMSANDBOX_HOME"])):
+    publishers = [Publisher(f"127.94.0.{number}", None) for number in (1, 2, 3)]
+    assert [len(one.offer(found).ports) for one in publishers] == [MOST_LISTENERS] * 3
+    os.pipe2(0)
+"""
+
+
+def test_guests_that_share_a_manager_do_not_take_each_others_files(tmp_path: Path) -> None:
+    """A guest may listen on all that it likes."""
+    environment = {**os.environ, "VMSANDBOX_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", MANY_GUESTS], env=environment, check=True)
+
+
 def test_what_keeps_a_port_from_being_published_is_told() -> None:
     with socket.create_server((OURS, 0)) as taken:
         port = taken.getsockname()[1]

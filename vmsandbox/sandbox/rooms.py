@@ -5,6 +5,7 @@ first needed and remembered by the host room.
 """
 
 import os
+import resource
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ class Rooms:
         cls, root: Path | None = None, note: Callable[[str], None] = lambda text: None
     ) -> Self:
         """Open the state folder; `note` hears about waits and fallbacks."""
+        _allow_files()
         return cls(Store(root), note)
 
     def __enter__(self) -> Self:
@@ -101,6 +103,14 @@ class Rooms:
     def host_facts(self, image: Image) -> HostFacts:
         """What a launch depends on; boots the image's kernel once to see whether KVM works."""
         return host.facts(self.hypervisor.facts(), image, self.store.cache, self.note)
+
+
+def _allow_files() -> None:
+    """As many as the system lets us: each guest may make us hold some hundreds, and managers that
+    share a process must not run out for one of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def owner_uid() -> int:
