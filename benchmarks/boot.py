@@ -9,7 +9,6 @@ timed from the call of libvirt to the answer of the first command over SSH. Emit
 nothing.
 """
 
-import argparse
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +16,7 @@ import time
 import uuid
 from pathlib import Path
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
 from vmsandbox import seed
 from vmsandbox.domain import DomainSpec, Layer, domain_xml
 from vmsandbox.guest import Deadline, Guest, wait_ready
@@ -128,12 +127,7 @@ def guest_at(endpoint: Endpoint, client: seed.KeyPair, host: seed.KeyPair) -> Gu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--memory", type=int, default=1024)
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, rounds=5, memory=1024).parse_args()
     limits = Limits(memory_mib=asked.memory)
     with Rooms.open() as rooms, tempfile.TemporaryDirectory(prefix="vms-plain-") as scratch:
         Path(scratch).chmod(0o711)

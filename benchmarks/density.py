@@ -7,10 +7,7 @@ all freed, then as many cold starts. Emits one series per figure over all guests
 the ratios of clone to cold; asserts nothing.
 """
 
-import argparse
-from pathlib import Path
-
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
 from vmsandbox.density import Asked, Experiment, Outcome
 from vmsandbox.model import Value
 from vmsandbox.sandbox import Rooms
@@ -41,25 +38,18 @@ def add(series: Series, outcome: Outcome) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--guests", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--hold", type=float, default=20.0)
-    parser.add_argument("--memory", type=int, default=512)
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    chosen = options(__doc__, guests=8, rounds=3, hold=20.0, memory=512).parse_args()
     asked = Asked(
-        max=options.guests,
-        step=max(1, options.guests // 4),
-        hold_s=options.hold,
+        max=chosen.guests,
+        step=max(1, chosen.guests // 4),
+        hold_s=chosen.hold,
         starts=("clone", "cold"),
-        overrides={"image": options.image, "memory": options.memory},
+        overrides={"image": chosen.image, "memory": chosen.memory},
     )
     with Rooms.open() as rooms:
-        facts = conditions(rooms, options.image) | asked.model_dump(mode="json")
-        series = Series("density", facts, options.out)
-        for _ in range(options.rounds):
+        facts = conditions(rooms, chosen.image) | asked.model_dump(mode="json")
+        series = Series("density", facts, chosen.out)
+        for _ in range(chosen.rounds):
             add(series, Experiment(rooms, asked, lambda text: None).run(unheard))
         for figure in RATIOS:
             ratio = series.median("clone", figure) / series.median("cold", figure)

@@ -48,6 +48,11 @@ def options(doc: str | None, **numbers: float) -> argparse.ArgumentParser:
     return parser
 
 
+def tell(text: str) -> None:
+    """What happens beside the figures: why a guest was started cold, for example."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Series:
     """Collects figures by (subject, figure) and prints each as a JSON line."""
 

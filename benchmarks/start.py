@@ -15,7 +15,6 @@ From the call to the first result of a command over SSH, in turns, all in one ru
 Emits data, asserts nothing.
 """
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -31,7 +30,7 @@ import psutil
 from benchmarks import boot
 from benchmarks.peers import Peers
 from benchmarks.raw import RawTemplate
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
 from vmsandbox.deadline import Deadline
 from vmsandbox.model import Image, Limits
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox
@@ -100,14 +99,10 @@ def plain(rooms: Rooms, image: Image, limits: Limits, scratch: Path) -> Callable
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="of floor, clone and run")
+    parser = options(__doc__, rounds=10, memory=512)
     parser.add_argument("--slow-rounds", type=int, default=5, help="of cold, plain and the peers")
-    parser.add_argument("--memory", type=int, default=512, help="MiB")
-    parser.add_argument("--image", default="debian-12")
     parser.add_argument("--peers", type=Path, help="a virtual environment that holds them")
     parser.add_argument("--peers-kernel", type=Path, help="what virtme-ng boots")
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     peers = Peers(asked.peers, asked.peers_kernel)
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,6 @@ before*. ``available_share`` is MemAvailable afterwards as a share of before, bo
 had time to settle. Emits data, asserts nothing.
 """
 
-import argparse
 import os
 import socket
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options, tell
 from vmsandbox.config import load
 from vmsandbox.deadline import Deadline
 from vmsandbox.density.fleet import tiny_worktree
@@ -105,19 +104,8 @@ def start_and_delete(rooms: Rooms, request: Request, series: Series, traces: Tra
         delete_sandbox(rooms, folder, force=True)
 
 
-def tell(text: str) -> None:
-    """Why a guest was started cold, for example."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--guests", type=int, default=200)
-    parser.add_argument("--memory", type=int, default=512, help="MiB")
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds")
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, guests=200, memory=512, settle=20.0).parse_args()
     overrides = {"image": asked.image, "memory": asked.memory}
     with own_state() as root, Rooms.open(root, tell) as rooms, tiny_worktree() as worktree:
         request = Request(command=("true",), worktree=worktree, overrides=overrides)

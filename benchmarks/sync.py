@@ -7,7 +7,6 @@ one file, sending again, collecting a change of one file. rsync gets the same tr
 of the same guest. Emits data, asserts nothing.
 """
 
-import argparse
 import random
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
 from vmsandbox import worktree
 from vmsandbox.guest import Guest
 from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, transfer
@@ -104,12 +103,7 @@ def our_steps(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, files=20_000, rounds=3).parse_args()
     with Rooms.open() as rooms, tempfile.TemporaryDirectory(prefix="vms-sync-") as scratch:
         tree = Path(scratch, "tree")
         make_tree(tree, asked.files)

@@ -8,14 +8,12 @@ to give, then its QEMU is asked how much of the template's RAM it has pages of i
 at the end), ``cold`` (guests that were no clones). Emits data, asserts nothing.
 """
 
-import argparse
 import hashlib
-import sys
 from pathlib import Path
 
 import psutil
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options, tell
 from vmsandbox.config import load
 from vmsandbox.density.fleet import tiny_worktree
 from vmsandbox.guest import Guest
@@ -89,18 +87,8 @@ class Clones:
                 self.series.add("clone", "copied_mib", copied_bytes(pid) / MIB)
 
 
-def tell(text: str) -> None:
-    """Why a guest was started cold, for example."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clones", type=int, default=100)
-    parser.add_argument("--memory", type=int, default=512, help="MiB")
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, clones=100, memory=512).parse_args()
     overrides = {"image": asked.image, "memory": asked.memory}
     with Rooms.open(note=tell) as rooms, tiny_worktree() as worktree:
         limits = load([], overrides).limits()
