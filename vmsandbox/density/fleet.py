@@ -21,11 +21,17 @@ from vmsandbox.errors import GuestProblem, HostProblem, VmsandboxError
 from vmsandbox.guest import Deadline, Guest
 from vmsandbox.guest.task import as_user, user_environment
 from vmsandbox.model import Failure, LaunchPlan, SandboxRecord
-from vmsandbox.sandbox import Manager, Request, Rooms, create_sandbox, delete_sandbox, freezing
+from vmsandbox.sandbox import (
+    Manager,
+    Request,
+    Rooms,
+    create_sandbox,
+    delete_sandbox,
+    freezing,
+    templates,
+)
 from vmsandbox.sandbox.access import open_guest
 from vmsandbox.sandbox.listening import Quiet
-from vmsandbox.sandbox.plan import domain_spec
-from vmsandbox.sandbox.rooms import owner_uid
 from vmsandbox.store import SandboxFolder, allocated_bytes
 
 _AT_ONCE = 4
@@ -99,16 +105,7 @@ class Fleet:
 
     def warm(self, plan: LaunchPlan) -> int:
         """Have the template made before anything is measured; the bytes it takes."""
-        spec = domain_spec(
-            folder=self.rooms.store.folder(plan.id),
-            state_root=self.rooms.store.path,
-            endpoint=plan.endpoint,
-            domain_uuid=plan.domain_uuid,
-            limits=plan.limits,
-            image=plan.image,
-            host=plan.host,
-            owner_uid=owner_uid(),
-        )
+        spec = templates.machine_of(self.rooms, plan.image, plan.host, plan.limits)
         made = freezing.ensure(self.rooms, spec, plan.image, plan.host, self._check)
         return allocated_bytes(made.path)
 

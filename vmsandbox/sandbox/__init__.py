@@ -4,11 +4,12 @@
 it out, `forking` makes a sandbox of another one, `templates` knows what guests can be cloned from
 and `freezing` makes it, `transfer` moves the worktree in and the change set out, `status` says what
 is true, `access` steps into a guest, `checking` proves a result and `proving` looks at one in a
-`scratch` guest, `ending` stops, deletes and cleans up.
+`scratch` guest, `background` starts what goes on without us, `ending` stops, deletes and cleans up.
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text
 from vmsandbox.sandbox.attaching import attach, await_report
+from vmsandbox.sandbox.background import spawn_manager
 from vmsandbox.sandbox.briefing import read_brief
 from vmsandbox.sandbox.create import Request, agents_at, create_sandbox, propose, settings_here
 from vmsandbox.sandbox.ending import (
@@ -17,7 +18,6 @@ from vmsandbox.sandbox.ending import (
     delete_sandbox,
     has_undecided_result,
     remove_image,
-    spawn_manager,
     stop_sandbox,
 )
 from vmsandbox.sandbox.equipping import check_keys

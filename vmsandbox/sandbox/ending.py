@@ -4,17 +4,12 @@ Every removal says what it really freed; what is gone already is an answer of it
 """
 
 import contextlib
-import os
 import shutil
-import subprocess
-import sys
-import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from vmsandbox import review, worktree
 from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
-from vmsandbox.guest import Deadline
 from vmsandbox.model import ResultState, SandboxState, Value
 from vmsandbox.sandbox import templates
 from vmsandbox.sandbox.attention import ASK, NOW, request_end, sole_manager
@@ -28,7 +23,6 @@ from vmsandbox.sandbox.status import Status, observe
 from vmsandbox.sandbox.templates import Template
 from vmsandbox.store import SandboxFolder, allocated_bytes, is_locked, locked
 
-_POLL_S = 0.05
 _ASK_PATIENCE_S = GRACE_S + 600.0
 _NOW_PATIENCE_S = 60.0
 _ASIDE = ".unused-"
@@ -42,26 +36,6 @@ class Cleaned(Value):
     outcome: str
     detail: str = ""
     freed_bytes: int = 0
-
-
-def spawn_manager(folder: SandboxFolder) -> None:
-    """Let a process with a session of its own carry the sandbox out; what it says goes to its log.
-
-    Returns once it holds the manager's lock, or has ended already.
-    """
-    with folder.manager_log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vmsandbox", "_manage", folder.id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "VMSANDBOX_HOME": str(folder.path.parent.parent)},
-            start_new_session=True,
-        )
-    deadline = Deadline(_NOW_PATIENCE_S)
-    while not is_locked(folder.manager_lock) and process.poll() is None and not deadline.passed():
-        time.sleep(_POLL_S)
 
 
 def stop_sandbox(rooms: Rooms, folder: SandboxFolder, *, at_once: bool) -> str:

@@ -7,9 +7,6 @@ shows, and what the next one opens at once, before the guest has said anything.
 """
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +18,7 @@ from vmsandbox.forwards import Listener, PortTable
 from vmsandbox.guest import Guest, Interrupted
 from vmsandbox.model import SandboxRecord, SandboxState
 from vmsandbox.sandbox.access import running_record
+from vmsandbox.sandbox.background import spawn_keeper
 from vmsandbox.sandbox.rooms import Rooms
 from vmsandbox.store import SandboxFolder, can_listen, is_locked, locked, read_value, write_value
 
@@ -74,7 +72,7 @@ class Publishing:
             record = self._folder.read_record()
             kept = record.state is SandboxState.READY and record.keep and record.collected
             if kept and (shift.ours.is_set() or not is_locked(self._folder.ports_lock)):
-                _spawn_keeper(self._folder)
+                spawn_keeper(self._folder)
 
 
 def wanted(record: SandboxRecord) -> bool:
@@ -232,20 +230,6 @@ def published_ports(rooms: Rooms, folder: SandboxFolder) -> tuple[SandboxRecord,
 
 
 # --- the keeper -----------------------------------------------------------------------------------
-
-
-def _spawn_keeper(folder: SandboxFolder) -> None:
-    """Let a process of its own publish a guest that runs on without a manager."""
-    with folder.manager_log.open("ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "vmsandbox", "_publish", folder.id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "VMSANDBOX_HOME": str(folder.path.parent.parent)},
-            start_new_session=True,
-        )
 
 
 def keep_published(folder: SandboxFolder, note: Note) -> None:

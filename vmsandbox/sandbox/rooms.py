@@ -9,7 +9,6 @@ import resource
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from vmsandbox import host
@@ -41,12 +40,7 @@ class Rooms:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.store.close()
         if "hypervisor" in self.__dict__:
             self.hypervisor.close()

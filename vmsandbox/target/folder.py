@@ -13,7 +13,6 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 from vmsandbox.errors import HostProblem, UsageProblem, VmsandboxError
@@ -96,12 +95,7 @@ class TargetFolder:
             fcntl.flock(self.root, fcntl.LOCK_EX)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         os.close(self.root)  # and with it the lock
         self.root = -1
 
