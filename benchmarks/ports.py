@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.series import Series, conditions
+from benchmarks.series import Series, conditions, options
+from vmsandbox.domain import NETDEV, forward
 from vmsandbox.forwards import Listener
 from vmsandbox.guest import Guest, ssh_argv
 from vmsandbox.model import Endpoint
@@ -124,15 +125,21 @@ def by_ssh(folder: SandboxFolder, name: str, *options: str) -> Iterator[Endpoint
             process.terminate()
 
 
+def ask_qemu(rooms: Rooms, uuid: str, line: str) -> None:
+    """A line for QEMU's human monitor, whose only answer is what went wrong."""
+    if answer := rooms.hypervisor.qmp(uuid, "human-monitor-command", command_line=line).strip():
+        raise SystemExit(f"{line}: {answer}")
+
+
 @contextlib.contextmanager
 def by_qemu(rooms: Rooms, uuid: str) -> Iterator[Endpoint]:
     """A forward of QEMU's user network."""
     at = Endpoint(address="127.0.0.1", port=free_port())
-    rooms.hypervisor.add_forward(uuid, at, PORT)
+    ask_qemu(rooms, uuid, f"hostfwd_add {NETDEV} {forward(at, PORT)}")
     try:
         yield at
     finally:
-        rooms.hypervisor.remove_forward(uuid, at)
+        ask_qemu(rooms, uuid, f"hostfwd_remove {NETDEV} tcp:{at.address}:{at.port}")
 
 
 @contextlib.contextmanager
@@ -192,13 +199,7 @@ def measure(rooms: Rooms, series: Series, asked: argparse.Namespace, tree: Path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--connections", type=int, default=200)
-    parser.add_argument("--image", default="debian-12")
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, rounds=5, mib=16, connections=200).parse_args()
     with Rooms.open() as rooms, tempfile.TemporaryDirectory(prefix="vms-ports-") as scratch:
         Path(scratch, "README").write_text("nothing\n")
         facts = conditions(rooms, asked.image) | {"mib": asked.mib}

@@ -5,7 +5,7 @@
 
 import io
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -101,9 +101,6 @@ class Guestless:
     def git(self, *arguments: str | bytes) -> str:
         """The agent's git."""
         return git(self.inside, *arguments).decode().strip()
-
-
-MakeGuestless = Callable[..., Guestless]
 
 
 def run(argv: Sequence[str], stdin: bytes = b"") -> bytes:

@@ -349,5 +349,5 @@ def _option(value: object) -> str:
 
 
 def forward(host: Endpoint, guest_port: int) -> str:
-    """A host forward in QEMU's words, for ``hostfwd=`` and ``hostfwd_add``."""
+    """A host forward in QEMU's words."""
     return f"tcp:{host.address}:{host.port}-:{guest_port}"

@@ -54,17 +54,6 @@ _FIRST_TASK: Mapping[str, tuple[bytes, int]] = {
 """What the guest script `task` would otherwise spawn processes for, when every moment counts."""
 
 _HOST_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_PURPOSES = {
-    "etc/hostname": "host name",
-    "etc/hosts": "host name",
-    "etc/machine-id": "machine id",
-    "etc/vmsandbox/id": "the sandbox's id",
-    "etc/vmsandbox/now": "the host's clock, for a guest that was frozen",
-    "etc/vmsandbox/entropy": "randomness for the guest's kernel",
-    HOST_KEY: "SSH host key, pinned on the host",
-    f"{HOST_KEY}.pub": "SSH host key, public half",
-    AUTHORIZED_KEYS: "the one key that may log in as root and agent",
-}
 
 
 class KeyPair(NamedTuple):
@@ -138,11 +127,6 @@ def guest_scripts() -> dict[str, bytes]:
         for file in sorted(folder.iterdir(), key=lambda file: file.name)
         if file.is_file() and "." not in file.name
     }
-
-
-def purposes(spec: SeedSpec) -> dict[str, str]:
-    """File in the seed → what it is for; never a content."""
-    return _PURPOSES | {_script(name): "guest script" for name in sorted(spec.scripts)}
 
 
 def seed_tar(spec: SeedSpec) -> bytes:

@@ -13,7 +13,6 @@ from vmsandbox.hypervisor import DomainState, Hypervisor, processes
 from vmsandbox.hypervisor.facts import _version
 
 TEST_URI = "test:///default"
-BUILT_IN = "6695eb01-f6a4-8304-79aa-97f2502e193f"  # the domain that the test driver begins with
 ABSENT = "00000000-0000-4000-8000-000000000000"
 
 

@@ -71,7 +71,7 @@ def test_the_top_is_found_from_below(make_repository: MakeRepository, tmp_path: 
     assert locate(repository.path / "deep/er").top == repository.path
     assert locate(tmp_path / "link").top == repository.path
     ignored = locate(repository.path / "ignored/inside")
-    assert (ignored.top, ignored.is_git) == (repository.path / "ignored/inside", False)
+    assert (ignored.top, ignored.common_dir) == (repository.path / "ignored/inside", None)
 
 
 def test_a_worktree_of_a_bare_repository(make_repository: MakeRepository, tmp_path: Path) -> None:

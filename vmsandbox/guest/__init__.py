@@ -6,7 +6,7 @@ it is checked, and none of its bytes meet a terminal here unless a person asked 
 """
 
 from vmsandbox.deadline import Deadline
-from vmsandbox.guest.capture import CAPTURE_BYTES, Capture
+from vmsandbox.guest.capture import Capture
 from vmsandbox.guest.channel import Completed, Stream
 from vmsandbox.guest.connection import Interrupted
 from vmsandbox.guest.incoming import Forward, GuestStream
@@ -17,7 +17,6 @@ from vmsandbox.guest.task import TaskSpec, on_screen
 from vmsandbox.guest.terminal import DETACH_KEYS, Terminal, detach_bytes
 
 __all__ = [
-    "CAPTURE_BYTES",
     "DETACH_KEYS",
     "Capture",
     "Completed",

@@ -5,7 +5,7 @@ Pure; knows no files and no git. *Refused* means that nothing of the result is e
 user's own.
 """
 
-from vmsandbox.hostile.flags import MEANING, flags_of
+from vmsandbox.hostile.flags import MEANING
 from vmsandbox.hostile.inspection import Findings, Refusal, inspect, raise_refusals
 from vmsandbox.hostile.names import fold, is_dot_git, refuse_name
 
@@ -13,7 +13,6 @@ __all__ = [
     "MEANING",
     "Findings",
     "Refusal",
-    "flags_of",
     "fold",
     "inspect",
     "is_dot_git",

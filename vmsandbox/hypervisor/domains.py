@@ -11,20 +11,19 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import libvirt
 import libvirt_qemu
 
 from vmsandbox.deadline import Deadline
-from vmsandbox.domain import METADATA_NAMESPACE, NETDEV, forward
+from vmsandbox.domain import METADATA_NAMESPACE
 from vmsandbox.errors import HostProblem
 from vmsandbox.hypervisor import evidence, facts, processes, shares
 from vmsandbox.hypervisor.connection import Connection
 from vmsandbox.hypervisor.problems import is_absent, is_lost, translate
 from vmsandbox.hypervisor.processes import MemoryFigures, QemuProcess
-from vmsandbox.model import Endpoint, LibvirtFacts, Value
+from vmsandbox.model import LibvirtFacts, Value
 
 _T = TypeVar("_T")
 _POLL_S = 0.02
@@ -103,12 +102,7 @@ class Hypervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -265,33 +259,17 @@ class Hypervisor:
         """
         named = {key.replace("_", "-"): value for key, value in arguments.items()}
         request = json.dumps({"execute": command, "arguments": named})
-        answer = json.loads(self._monitor(uuid, request, 0))
+        answer = json.loads(
+            self._with(
+                uuid,
+                "asking the monitor of",
+                lambda domain: libvirt_qemu.qemuMonitorCommand(domain, request, 0),
+                again=False,
+            )
+        )
         if "error" in answer:
             raise HostProblem("qmp_failed", f"{command}: {answer['error'].get('desc')}")
         return answer["return"]
-
-    def hmp(self, uuid: str, line: str) -> str:
-        """What QEMU's human monitor answers; it reports its errors as text, too."""
-        return self._monitor(uuid, line, libvirt_qemu.VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP).strip()
-
-    def _monitor(self, uuid: str, request: str, flags: int) -> str:
-        answer: str = self._with(
-            uuid,
-            "asking the monitor of",
-            lambda domain: libvirt_qemu.qemuMonitorCommand(domain, request, flags),
-            again=False,
-        )
-        return answer
-
-    def add_forward(self, uuid: str, host: Endpoint, guest_port: int) -> None:
-        """Reach a guest's port at a host address; HostProblem ``address_in_use``."""
-        answer = self.hmp(uuid, f"hostfwd_add {NETDEV} {forward(host, guest_port)}")
-        if answer:
-            raise HostProblem("address_in_use", f"{host.address}:{host.port}: {answer}")
-
-    def remove_forward(self, uuid: str, host: Endpoint) -> None:
-        """Existing connections go on; a forward that is not there is no problem."""
-        self.hmp(uuid, f"hostfwd_remove {NETDEV} tcp:{host.address}:{host.port}")
 
     def _with(
         self, uuid: str, doing: str, ask: Callable[[libvirt.virDomain], _T], *, again: bool = True

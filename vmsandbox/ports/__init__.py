@@ -4,20 +4,18 @@ connections carried to the guest and back, what a guest says of its own listener
 Knows no guest and no SSH: a stream to the guest is whatever has a socket's verbs.
 """
 
-from vmsandbox.ports.binding import check, listen, listen_as_asked, listen_near
+from vmsandbox.ports.binding import check, listen, listen_near
 from vmsandbox.ports.listeners import ARGV, parse_line, reachable, tables, target_of
 from vmsandbox.ports.publisher import Publisher
-from vmsandbox.ports.relay import MOST_CONNECTIONS, Relays, Stream
+from vmsandbox.ports.relay import Relays, Stream
 
 __all__ = [
     "ARGV",
-    "MOST_CONNECTIONS",
     "Publisher",
     "Relays",
     "Stream",
     "check",
     "listen",
-    "listen_as_asked",
     "listen_near",
     "parse_line",
     "reachable",

@@ -17,11 +17,9 @@ from vmsandbox.review.comparing import Comparison, compare
 from vmsandbox.review.crossing import Hindrance, Matrix, Meeting, Standing, matrix
 from vmsandbox.review.decisions import (
     approve,
-    approved_paths,
     decider,
     drop,
     short,
-    stale,
     task_runs,
 )
 from vmsandbox.review.inspection import ResultStore, inspect_result
@@ -52,7 +50,6 @@ __all__ = [
     "abandon",
     "apply",
     "approve",
-    "approved_paths",
     "attach",
     "chosen_paths",
     "compare",
@@ -71,7 +68,6 @@ __all__ = [
     "record_run",
     "short",
     "show",
-    "stale",
     "task_runs",
     "told",
     "unapproved",

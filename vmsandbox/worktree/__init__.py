@@ -14,7 +14,6 @@ from vmsandbox.worktree.transfer import (
     UpdateReport,
     base_stream,
     collect_command,
-    pack_ahead,
     parse_update,
     receive_command,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "exhibit",
     "hold_back",
     "locate",
-    "pack_ahead",
     "parse_update",
     "receive_command",
     "snapshot",

@@ -19,7 +19,6 @@ class WorktreeInfo(Value):
     """A folder that can go into a sandbox, and the repository behind it if there is one."""
 
     top: Path
-    is_git: bool = False
     common_dir: Path | None = None
     object_format: Literal["sha1", "sha256"] = "sha1"
     head: Oid | None = None
@@ -131,7 +130,6 @@ def _described(git: Git, top: Path, object_format: str) -> WorktreeInfo:
     return WorktreeInfo.model_validate(
         {
             "top": top,
-            "is_git": True,
             "common_dir": common,
             "object_format": object_format,
             "head": None if head.code else head.out.decode("ascii").strip(),

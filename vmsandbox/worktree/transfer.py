@@ -108,12 +108,6 @@ def _update_tar(snapshot: Snapshot, previous: Snapshot) -> Iterator[bytes]:
         yield tarfile.NUL * _TAR_END
 
 
-def pack_ahead(snapshot: Snapshot) -> None:
-    """Make the pack that :func:`base_stream` will send, while there is time to spare."""
-    with whole_pack(snapshot):
-        pass
-
-
 def tarred(name: str, content: bytes | IO[bytes] | None) -> Iterator[bytes]:
     """One member of a tar, in chunks; None is a folder."""
     member = tarfile.TarInfo(name)
