@@ -18,6 +18,7 @@ from tests.repositories import Repository, fingerprint, git
 from vmsandbox.errors import VmsandboxError
 from vmsandbox.model import Snapshot
 from vmsandbox.worktree import locate, snapshot, store_of
+from vmsandbox.worktree.packing import whole_pack
 
 MakeRepository = Callable[..., Repository]
 
@@ -432,3 +433,27 @@ def test_the_same_content_is_the_same_commit(
     two = snapshot(repository.path, tmp_path / "two")
     assert (one.commit, one.tree) == (two.commit, two.tree)
     assert one.commit != one.parent
+
+
+# --- the pack -----------------------------------------------------------------------------------
+
+
+def deltas(taken: Snapshot) -> int:
+    """How many objects of the pack that is sent stand there as a delta of another."""
+    with whole_pack(taken) as pack:
+        told = git(taken.git_dir, "verify-pack", "-v", pack.pack_file.name).decode()
+    lines = [line.split() for line in told.splitlines()]
+    return sum(len(words) == 7 and words[1] == "blob" for words in lines)
+
+
+def test_no_delta_is_looked_for_and_those_that_are_there_are_kept(
+    make_repository: MakeRepository, tmp_path: Path
+) -> None:
+    repository = make_repository()
+    lines = [f"line {number} of {number**3}\n" for number in range(3000)]
+    for version in range(4):
+        repository.write("file", "".join([*lines, f"version {version}\n"]))
+        repository.commit(f"version {version}")
+    assert deltas(snapshot(repository.path, tmp_path / "loose")) == 0
+    repository.git("repack", "-q", "-a", "-d", "-f")
+    assert deltas(snapshot(repository.path, tmp_path / "packed")) == 3

@@ -157,9 +157,14 @@ def _holds(snapshot: Snapshot, previous: Snapshot) -> bool:
 def pack_arguments(
     snapshot: Snapshot, previous: Snapshot | None, *destination: str
 ) -> tuple[str, ...]:
-    """The command line of `git pack-objects`."""
+    """The command line of `git pack-objects`.
+
+    Deltas that the user's packs have are kept, no others are looked for: for twenty thousand loose
+    objects that takes seventy times as long as all the rest, and saves next to nothing on loopback.
+    """
     shallow = ["--shallow"] if snapshot.shallow or (previous and previous.shallow) else []
-    return ("pack-objects", "--revs", "--quiet", "--delta-base-offset", *shallow, *destination)
+    fixed = ("pack-objects", "--revs", "--quiet", "--delta-base-offset", "--window=0")
+    return (*fixed, *shallow, *destination)
 
 
 def wanted_objects(snapshot: Snapshot, previous: Snapshot | None) -> bytes:
