@@ -1,10 +1,11 @@
 """Owns sandboxes: what a user can do with them, from a request to the last freed byte.
 
 `create` checks a request and makes the folder, `plan` decides the start, `start` and `life` carry
-it out, `forking` makes a sandbox of another one, `templates` knows what guests can be cloned from
-and `freezing` makes it, `transfer` moves the worktree in and the change set out, `status` says what
-is true, `access` steps into a guest, `checking` proves a result and `proving` looks at one in a
-`scratch` guest, `background` starts what goes on without us, `ending` stops, deletes and cleans up.
+it out, `recording` writes it down, `forking` makes a sandbox of another one, `templates` knows what
+guests can be cloned from and `freezing` makes it, `transfer` moves the worktree in and the change
+set out, `status` says what is true, `access` steps into a guest, `checking` proves a result and
+`proving` looks at one in a `scratch` guest, `background` starts what goes on without us, `ending`
+stops, deletes and cleans up.
 """
 
 from vmsandbox.sandbox.access import LogTail, exec_command, ssh_argv, ssh_config_text

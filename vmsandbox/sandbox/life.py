@@ -1,4 +1,4 @@
-"""Owns the life of one sandbox: start, send, run, collect, stop. The only writer of its record.
+"""Owns the life of one sandbox: start, send, run, collect, stop.
 
 A :class:`Manager` holds the sandbox's manager lock for as long as it works. Every step first looks
 at what is already done, so carrying out a sandbox again after a crash goes on where the last
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import psutil
 
@@ -20,13 +19,11 @@ from vmsandbox.errors import GuestProblem, HostProblem, ReviewRefused, Vmsandbox
 from vmsandbox.guest import Capture, Deadline, Guest, Interrupted, Requirement, wait_ready
 from vmsandbox.model import (
     ChangeSet,
-    Event,
     ExecResult,
     Outcome,
     SandboxRecord,
     SandboxState,
     Snapshot,
-    sandbox_may_become,
 )
 from vmsandbox.sandbox import briefing, checking, setbacks, start, templates, transfer
 from vmsandbox.sandbox.access import LogTail, open_guest
@@ -34,6 +31,7 @@ from vmsandbox.sandbox.attention import NOW, attending, sole_manager
 from vmsandbox.sandbox.equipping import check_keys
 from vmsandbox.sandbox.listening import Listener
 from vmsandbox.sandbox.plan import GRACE_S, plan_of, task_spec
+from vmsandbox.sandbox.recording import Recorder
 from vmsandbox.sandbox.report import Report, report_of
 from vmsandbox.sandbox.rooms import Rooms, owner_uid
 from vmsandbox.sandbox.services import services_of
@@ -60,6 +58,7 @@ class Manager:
         self.folder = folder
         self.listener = listener
         self.services = services_of(rooms, folder)
+        self._recorder = Recorder(rooms.store, folder, listener)
         self._guest: Guest | None = None
         self._rebooted = False
         self._looks = 0
@@ -111,7 +110,7 @@ class Manager:
         if record.collected and over and not checking.due(self.folder, record):
             self._ensure_stopped(record)
             return
-        record = self._change(**setbacks.taken_up(record))
+        record = self._recorder.change(**setbacks.taken_up(record))
         with self._snapshot_aside(record) as snapshot:
             self.ensure_guest()
             self._ensure_worktree(snapshot)
@@ -123,7 +122,7 @@ class Manager:
     def rest(self, *, keep: bool) -> None:
         """Leave the guest running if it is to be kept and nobody asked for its end, else stop."""
         if keep and not self._ending.is_set():
-            self._become(SandboxState.READY)
+            self._recorder.become(SandboxState.READY)
         else:
             self.stop()
 
@@ -171,7 +170,7 @@ class Manager:
     def _task_started(self) -> None:
         """The guest runs the task; whoever asked for its end meanwhile is heard now."""
         if not self.folder.read_record().task_started:
-            self._change(task_started=True)
+            self._recorder.change(task_started=True)
         self._task_runs.set()
         if self._ending.is_set():
             threading.Thread(target=self._stop_task, name="stop", daemon=True).start()
@@ -232,19 +231,19 @@ class Manager:
         record = self.folder.read_record()
         alive = self.rooms.guest_runs(record) and record.guest_made
         if record.state in setbacks.LIVE and not alive:
-            self._become(SandboxState.FAILED)  # it was, while nobody looked
+            self._recorder.become(SandboxState.FAILED)  # it was, while nobody looked
         if not alive:
-            with self._phase("create"):
+            with self._recorder.phase("create"):
                 self._create(record)
         elif record.state not in setbacks.LIVE:
-            self._become(SandboxState.STARTING)
-        with self._phase("boot"):
+            self._recorder.become(SandboxState.STARTING)
+        with self._recorder.phase("boot"):
             guest = self._boot()
         self.services.begin(guest)
         if "first_command" not in record.timings:
-            self._timed("first_command", round(time.time() - self._called_at, 3))
+            self._recorder.timed("first_command", round(time.time() - self._called_at, 3))
         if self.folder.read_record().state is SandboxState.STARTING:
-            self._become(SandboxState.READY)
+            self._recorder.become(SandboxState.READY)
         return guest
 
     def _boot(self) -> Guest:
@@ -260,7 +259,7 @@ class Manager:
                 raise
             self.rooms.note(f"starting cold: the clone did not get ready: {problem.message}")
             templates.strike(self.rooms, clone_of)
-            self._create(self._change(cold=True, template=None))
+            self._create(self._recorder.change(cold=True, template=None))
             return self._boot()
         if clone_of:
             templates.absolve(self.rooms, clone_of)
@@ -292,7 +291,7 @@ class Manager:
         image = self.rooms.images.resolve(record.image_digest)
         host = self.rooms.host_facts(image)
         plan = plan_of(record, self.folder, self.rooms.store.path, image, host, owner_uid())
-        record = self._become(SandboxState.STARTING, guest_made=False)
+        record = self._recorder.become(SandboxState.STARTING, guest_made=False)
         self._rebooted = record.base_in_guest
         self.rooms.end_guest(record.domain_uuid)  # one that was never sent its seed
         if not record.base_in_guest:  # nothing is on its disk, perhaps not even all of a disk
@@ -302,10 +301,10 @@ class Manager:
             record,
             plan,
             self.folder,
-            cloned_from=lambda template: self._change(template=template),
+            cloned_from=lambda template: self._recorder.change(template=template),
             check=self.check_ending,
         )
-        self._change(guest_made=True)
+        self._recorder.change(guest_made=True)
 
     def _connect(self, record: SandboxRecord) -> Guest:
         self.close()
@@ -324,26 +323,26 @@ class Manager:
         if snapshot is None:
             briefing.deliver_to_fork(self.guest, self.folder, self.folder.read_record())
             return
-        with self._phase("sync"):
+        with self._recorder.phase("sync"):
             taken = snapshot.result()
-            self._change(snapshot=taken)
+            self._recorder.change(snapshot=taken)
             self.check_ending()
             transfer.send(self.guest, self.folder.read_record().task, taken)
             briefing.deliver(self.guest, self.folder, self.folder.read_record())
-            self._change(base_in_guest=True)
+            self._recorder.change(base_in_guest=True)
 
     def _ensure_task(self) -> None:
         """Start the task unless it was started, and follow it to its end."""
         record = self.folder.read_record()
         if self._rebooted and record.task_started and record.exec_result is None:
-            record = self._change(exec_result=setbacks.LOST)
+            record = self._recorder.change(exec_result=setbacks.LOST)
         if record.exec_result is not None:
             return
         self.check_ending()
         self.services.await_ready()
-        self._become(SandboxState.RUNNING)
+        self._recorder.become(SandboxState.RUNNING)
         heard = Capture(self.folder.stdout, self.folder.stderr, on_output=self.listener.output)
-        with self._phase("run"), heard as capture:
+        with self._recorder.phase("run"), heard as capture:
             console = LogTail(self.folder.console)
             console.read()  # what it said before is not about the task
             ended = self.guest.run_task(task_spec(record), capture, started=self._task_started)
@@ -351,7 +350,7 @@ class Manager:
         self._task_runs.clear()
         if self._at_once.is_set() or self._standstill:
             raise Interrupted
-        self._change(exec_result=ended)
+        self._recorder.change(exec_result=ended)
         if ended.outcome is Outcome.CONNECTION_LOST:
             raise setbacks.guest_gone(record, ended.detail, self.folder.console)
 
@@ -360,14 +359,14 @@ class Manager:
 
         Raises ReviewRefused for a result that must not come in.
         """
-        record = self._become(SandboxState.COLLECTING, collected=False)
-        with self._phase("collect"):
+        record = self._recorder.become(SandboxState.COLLECTING, collected=False)
+        with self._recorder.phase("collect"):
             briefing.fetch(self.guest, self.folder, record)
             try:
                 change_set = transfer.collect(self.guest, self.folder, record)
             except ReviewRefused as refused:
                 raise setbacks.result_refused(record, refused) from refused
-        self._change(collected=True, failure=None)
+        self._recorder.change(collected=True, failure=None)
         return change_set
 
     def verify(self, *, again: bool = False) -> None:
@@ -377,15 +376,15 @@ class Manager:
         """
         if again or checking.due(self.folder, self.folder.read_record()):
             self._proving.set()
-            with self._phase("verify"):
+            with self._recorder.phase("verify"):
                 checking.prove(self.guest, self.folder, self.check_ending, again=again)
             self._proving.clear()
 
     def stop(self) -> None:
         """Stop the guest; its disk stays until the sandbox is deleted."""
-        with self._phase("stop"):
+        with self._recorder.phase("stop"):
             self._free_guest()
-            self._become(SandboxState.STOPPED)
+            self._recorder.become(SandboxState.STOPPED)
 
     def _ensure_stopped(self, record: SandboxRecord) -> None:
         """Nothing is left to do for it but this, if even this."""
@@ -425,7 +424,7 @@ class Manager:
         ended = self.folder.read_record().exec_result or ExecResult(
             exit_code=None, outcome=Outcome.CANCELLED, detail=detail
         )
-        self._change(cancelled=True, exec_result=ended)
+        self._recorder.change(cancelled=True, exec_result=ended)
 
     def _kept_after(self, error: VmsandboxError) -> bool:
         """In a guest that is kept, a result that was refused can be put right."""
@@ -448,45 +447,11 @@ class Manager:
             except Interrupted:
                 self._interrupted()
         except VmsandboxError as error:
-            self._event("failed", f"{error.code}: {error.message}")
+            self._recorder.event("failed", f"{error.code}: {error.message}")
             with contextlib.suppress(VmsandboxError):
                 fields = setbacks.failed(self.folder.read_record(), error, self.folder.console)
-                self._become(SandboxState.FAILED, **fields)
+                self._recorder.become(SandboxState.FAILED, **fields)
             with contextlib.suppress(VmsandboxError):
                 if not keeps(error):
                     self._free_guest()
             raise
-
-    # --- the record -----------------------------------------------------------------------------
-
-    def _change(self, **fields: Any) -> SandboxRecord:
-        return self.rooms.store.update(self.folder, lambda record: record.model_copy(update=fields))
-
-    def _become(self, state: SandboxState, **fields: Any) -> SandboxRecord:
-        before = self.folder.read_record().state
-        if not sandbox_may_become(before, state):
-            raise HostProblem(
-                "state_impossible", f"sandbox {self.folder.id} cannot go from {before} to {state}"
-            )
-        self._event(state.value)
-        return self._change(state=state, **fields)
-
-    def _event(self, phase: str, text: str = "", seconds: float | None = None) -> None:
-        self.folder.append_event(Event(phase=phase, text=text, seconds=seconds))
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Tell the listener, and write down how long it took, however it ends."""
-        self.listener.phase(name)
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            seconds = round(time.monotonic() - started, 4)
-            self._event(name, "took", seconds)
-            with contextlib.suppress(HostProblem):  # must not hide what the phase came to
-                self._timed(name, seconds)
-
-    def _timed(self, name: str, seconds: float) -> None:
-        timings = self.folder.read_record().timings
-        self._change(timings={**timings, name: seconds})
