@@ -125,17 +125,18 @@ def by_ssh(folder: SandboxFolder, name: str, *options: str) -> Iterator[Endpoint
             process.terminate()
 
 
-def ask_qemu(rooms: Rooms, uuid: str, line: str) -> None:
-    """A line for QEMU's human monitor, whose only answer is what went wrong."""
-    if answer := rooms.hypervisor.qmp(uuid, "human-monitor-command", command_line=line).strip():
-        raise SystemExit(f"{line}: {answer}")
+def ask_qemu(rooms: Rooms, uuid: str, line: str) -> str:
+    """What QEMU's human monitor answers; it reports its errors as text, too."""
+    answer: str = rooms.hypervisor.qmp(uuid, "human-monitor-command", command_line=line)
+    return answer.strip()
 
 
 @contextlib.contextmanager
 def by_qemu(rooms: Rooms, uuid: str) -> Iterator[Endpoint]:
     """A forward of QEMU's user network."""
     at = Endpoint(address="127.0.0.1", port=free_port())
-    ask_qemu(rooms, uuid, f"hostfwd_add {NETDEV} {forward(at, PORT)}")
+    if refused := ask_qemu(rooms, uuid, f"hostfwd_add {NETDEV} {forward(at, PORT)}"):
+        raise SystemExit(refused)
     try:
         yield at
     finally:

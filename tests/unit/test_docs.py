@@ -11,13 +11,13 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").
 
 
 def file_names_of_the_store() -> list[str]:
-    tree = ast.parse((ROOT / "vmsandbox" / "store.py").read_bytes())
+    room = (ROOT / "vmsandbox" / "store").glob("*.py")
     return [
         str(call.args[0].value)
-        for call in ast.walk(tree)
+        for call in (node for path in room for node in ast.walk(ast.parse(path.read_bytes())))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Name)
-        and call.func.id == "_File"
+        and call.func.id == "File"
         and isinstance(call.args[0], ast.Constant)
     ]
 
