@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from vmsandbox.asking import Answer, Approval
 
 Question = Annotated[str, typer.Argument(metavar="ID", help="as `approvals` lists it")]
-Reason = Annotated[str, typer.Option("--reason", help="What the guest is told.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the guest is told.")]
 
-app = typer.Typer(help="Answer what guests ask a person by vmsandbox-ask.")
+HELP = """\
+List what guests ask a person by vmsandbox-ask, and answer it.
+
+Examples:
+
+  vmsandbox approvals
+
+  vmsandbox approvals allow 2512f579-1
+"""
+
+app = typer.Typer(help=HELP)
 
 
 @app.callback(invoke_without_command=True)
@@ -27,10 +37,7 @@ def approvals(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what waits for an answer; exit code 0 also if nothing does.
-
-    Example: vmsandbox approvals && vmsandbox approvals allow 2512f579-1
-    """
+    """List what waits for an answer; HELP tells the user how."""
     if context.invoked_subcommand:
         return
     from vmsandbox.approvals import pending, questions

@@ -12,6 +12,7 @@ import typer
 
 from vmsandbox.cli import output
 from vmsandbox.cli.output import JsonFlag, Output
+from vmsandbox.cli.run import Cpus, Image, Memory
 from vmsandbox.errors import UsageProblem
 from vmsandbox.text import printable
 
@@ -31,16 +32,19 @@ def register(app: typer.Typer) -> None:
 
 def density(
     most: Annotated[int, typer.Option("--max", metavar="N", help="Guests to start.")] = 8,
-    step: Annotated[int, typer.Option(metavar="K", help="Guests between measurements.")] = 4,
-    image: Annotated[
-        str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
-    cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
-    hold: Annotated[str, typer.Option(metavar="S", help="Let each step settle for 5s, 1m.")] = "5s",
+    step: Annotated[int, typer.Option(metavar="N", help="Guests between measurements.")] = 4,
+    image: Image = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    hold: Annotated[
+        str, typer.Option(metavar="TIME", help="Let each step settle for 5s, 1m.")
+    ] = "5s",
     workload: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Each guest runs this first, as agent; docker: that."),
+        typer.Option(
+            metavar="CMD",
+            help="Each guest runs this first, as agent; docker: a container.",
+        ),
     ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Boot from the image, do not clone.")

@@ -37,7 +37,11 @@ def doctor(
     out = output.begin(as_json)
     if stop:
         if fix:
-            raise UsageProblem("flags_contradict", "--fix and --stop contradict each other")
+            raise UsageProblem(
+                "flags_contradict",
+                "--fix and --stop contradict each other",
+                hint="vmsandbox doctor --fix",
+            )
         _show_stopped(out, room.stop())
         return
     done = room.mend() if fix else []

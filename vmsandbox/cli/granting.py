@@ -25,10 +25,12 @@ Gateways = Annotated[
     typer.Option("--gateway", metavar="NAME", help="Open a gateway of your settings. Repeatable."),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option(min=0.0, help="End the task when its gateways have cost this.")
+    float | None,
+    typer.Option(metavar="COST", min=0.0, help="End the task when its gateways have cost this."),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="End the task when it has used so many tokens.")
+    int | None,
+    typer.Option(metavar="N", min=1, help="End the task when it has used so many tokens."),
 ]
 Ask = Annotated[bool, typer.Option("--ask", help="Let the guest ask you: vmsandbox-ask.")]
 

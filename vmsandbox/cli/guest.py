@@ -8,6 +8,7 @@ import typer
 
 from vmsandbox.cli import output
 from vmsandbox.cli.output import SelectorArgument
+from vmsandbox.cli.run import Variables, environment
 from vmsandbox.errors import UsageProblem
 
 
@@ -20,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 def ssh(
     selector: SelectorArgument,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND…]")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Run this instead of a shell.")
+    ] = None,
     root: Annotated[bool, typer.Option("--root", help="As root instead of agent.")] = False,
 ) -> None:
     """Open a shell in a running guest with the system's ssh and the sandbox's pinned host key.
@@ -48,7 +51,7 @@ def ssh(
 
 def ssh_config(
     selector: Annotated[
-        str | None, typer.Argument(metavar="[SANDBOX]", help="Default: every running sandbox.")
+        str | None, typer.Argument(metavar="SANDBOX", help="[default: every running sandbox]")
     ] = None,
 ) -> None:
     """Print OpenSSH configuration with which `ssh NAME`, scp, rsync and editors reach the guests.
@@ -65,21 +68,22 @@ def ssh_config(
 
 def exec_(
     selector: SelectorArgument,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="What to run.")],
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Pass stdin on.")
     ] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal.")] = False,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
-    ] = None,
+    env: Variables = None,
     root: Annotated[bool, typer.Option("--root", help="As root instead of agent.")] = False,
 ) -> None:
     """Run a command in a running guest, in the worktree's folder; its exit code is returned.
 
-    Example: vmsandbox exec -it last -- bash
+    Examples:
+
+      vmsandbox exec last -- git status
+
+      vmsandbox exec -it last -- bash
     """
-    from vmsandbox.cli.run import environment
     from vmsandbox.sandbox import Rooms, exec_command
 
     output.begin(False)

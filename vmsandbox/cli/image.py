@@ -11,6 +11,7 @@ import typer
 
 from vmsandbox.cli import output
 from vmsandbox.cli.output import JsonFlag, Output
+from vmsandbox.cli.run import Cpus, Disk, Memory
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -28,7 +29,9 @@ _MIB = 1024 * 1024
 ReferenceArgument = Annotated[
     str, typer.Argument(metavar="IMAGE", help="name, name@sha256:…, or a digest or its beginning")
 ]
-NameOption = Annotated[str | None, typer.Option("--name", help="Name in the store.")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Name in the store.")
+]
 
 
 def _images() -> "ImageStore":
@@ -40,7 +43,9 @@ def _images() -> "ImageStore":
 
 @app.command()
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or its folder.")] = DEFAULT_RECIPE,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe's name or its folder.")
+    ] = DEFAULT_RECIPE,
     name: NameOption = None,
     if_needed: Annotated[
         bool, typer.Option("--if-needed", help="Not if it was built from just this recipe.")
@@ -97,7 +102,9 @@ def verify(reference: ReferenceArgument, as_json: JsonFlag = False) -> None:
 @app.command()
 def export(
     reference: ReferenceArgument,
-    file: Annotated[Path, typer.Argument(help="The file to write, such as debian-12.tar.zst.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write, such as debian-12.tar.zst.")
+    ],
     as_json: JsonFlag = False,
 ) -> None:
     """Write an image as one compressed file; importing it gives the same digest.
@@ -115,7 +122,7 @@ def export(
 
 @app.command(name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A file made by image export.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file made by image export.")],
     name: NameOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -133,9 +140,9 @@ def import_(
 @app.command()
 def warm(
     reference: ReferenceArgument,
-    cpus: Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")] = None,
-    memory: Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")] = None,
-    disk: Annotated[str | None, typer.Option(help="Its virtual size. [default: 20G]")] = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    disk: Disk = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make the template that starts of an image at this size are cloned from, ahead of time.

@@ -1,5 +1,6 @@
 """Owns the verbs that look after sandboxes: status, logs, sync, stop, delete, cleanup."""
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +36,7 @@ def _selected(
         return rooms.store.folders()
     if not selectors:
         raise UsageProblem("nothing_named", "no sandbox named", hint="name one, or use --all")
-    return list({rooms.store.resolve(s).id: rooms.store.resolve(s) for s in selectors}.values())
+    return list(dict.fromkeys(rooms.store.resolve(selector) for selector in selectors))
 
 
 # --- status ---------------------------------------------------------------------------------------
@@ -45,7 +46,8 @@ def status(
     selectors: ManySelectors = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw again every second.")] = False,
     project: Annotated[
-        Path | None, typer.Option("--project", help="Only sandboxes of worktrees at or below here.")
+        Path | None,
+        typer.Option("--project", metavar="DIR", help="Only of worktrees at or below this folder."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -228,8 +230,6 @@ def _print_files(folder: "SandboxFolder", paths: list[Path], *, follow: bool, ra
 
 
 def _write(data: bytes, raw: bool) -> None:
-    import sys
-
     from vmsandbox.text import printable
 
     sys.stdout.buffer.write(data if raw else printable(data).encode())
@@ -253,14 +253,16 @@ def _print_events(folder: "SandboxFolder", follow: bool) -> None:
         time.sleep(0.1)
 
 
-# --- sync, stop, delete, cleanup
-# --------------------------------------------------------------------
+# --- sync, stop, delete, cleanup ------------------------------------------------------------------
 
 
 def sync(selector: SelectorArgument, as_json: JsonFlag = False) -> None:
     """Send what changed in the host worktree since the sandbox was made into its running guest.
 
-    A path that the guest changed as well stays as the guest has it and is listed.
+    A path that the guest changed as well stays as the guest has it and is listed; the exit code is
+    then 1.
+
+    Example: vmsandbox sync last
     """
     from vmsandbox.sandbox import Rooms, sync_worktree
 
@@ -283,7 +285,14 @@ def stop(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """End the task, collect what it did, and stop the guest; its disk stays until delete."""
+    """End the task, collect what it did, and stop the guest; its disk stays until delete.
+
+    Examples:
+
+      vmsandbox stop last
+
+      vmsandbox stop --all --now
+    """
     from vmsandbox.sandbox import Rooms, stop_sandbox
 
     out = output.begin(as_json)
@@ -301,7 +310,17 @@ def delete(
     force: Annotated[bool, typer.Option("--force", "-f", help="Also while it runs.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove sandboxes with everything that belongs to them: guest, disk, logs, result."""
+    """Remove sandboxes with everything that belongs to them: guest, disk, logs, result.
+
+    One that runs is refused without --force. On a terminal you are asked before a result is lost
+    that nobody decided on.
+
+    Examples:
+
+      vmsandbox delete fix-login
+
+      vmsandbox delete --all --force
+    """
     from vmsandbox.sandbox import Rooms, delete_sandbox
 
     out = output.begin(as_json)
@@ -315,8 +334,6 @@ def delete(
 
 def _confirm_loss(out: Output, rooms: "Rooms", folder: "SandboxFolder", force: bool) -> None:
     """On a terminal, ask before a result that nobody decided on is thrown away."""
-    import sys
-
     from vmsandbox.sandbox import has_undecided_result
 
     if out.as_json or force or not (sys.stdin.isatty() and has_undecided_result(folder)):
@@ -337,6 +354,8 @@ def cleanup(
     templates that no start would use any more.
 
     Never touches what runs, nor a result that waits for a decision.
+
+    Example: vmsandbox cleanup --dry-run
     """
     from vmsandbox.sandbox import Rooms, clean_up
 

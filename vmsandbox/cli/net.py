@@ -39,8 +39,10 @@ def register(app: typer.Typer) -> None:
 
 def net(
     selector: SelectorArgument,
-    action: Annotated[str | None, typer.Argument(metavar="[allow RULE]")] = None,
-    rule: Annotated[str | None, typer.Argument(hidden=True)] = None,
+    action: Annotated[
+        str | None, typer.Argument(metavar="allow", help="Let it reach what RULE names.")
+    ] = None,
+    rule: Annotated[str | None, typer.Argument(metavar="RULE", help="See above.")] = None,
     duration: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="How long a rule holds: 90s, 10m.")
     ] = None,

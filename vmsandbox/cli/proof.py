@@ -12,6 +12,7 @@ import typer
 from vmsandbox.cli import output
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
+from vmsandbox.cli.run import UNPROVEN, Printer, Variables, environment, exit_code
 
 if TYPE_CHECKING:
     from vmsandbox.model import CheckRun, Opinion
@@ -51,7 +52,6 @@ def verify(
     """
     from vmsandbox.batch import share_of
     from vmsandbox.cli import proof_text
-    from vmsandbox.cli.run import UNPROVEN, Printer
     from vmsandbox.sandbox import Halt, Rooms, verify_sandbox
 
     out = output.begin(as_json)
@@ -82,10 +82,10 @@ def inspect(
         bool, typer.Option("--fresh", help="In a new guest that holds only base and result.")
     ] = False,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it our terminal.")] = False,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
+    env: Variables = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End it after 90s, 5m, 1h30m.")
     ] = None,
-    timeout: Annotated[str | None, typer.Option(help="End it after 90s, 5m, 1h30m.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a command on a result in a guest that is thrown away; its exit code is returned.
@@ -101,7 +101,6 @@ def inspect(
       vmsandbox inspect last -t -- bash
     """
     from vmsandbox.batch import share_of
-    from vmsandbox.cli.run import Printer, environment, exit_code
     from vmsandbox.config import parse_duration_s
     from vmsandbox.errors import UsageProblem
     from vmsandbox.sandbox import Halt, Rooms, inspect_sandbox
@@ -139,7 +138,6 @@ def inspect(
 def let_review(out: Output, folder: "SandboxFolder", by: str, brief: Path | None) -> None:
     """Let the agent `by` judge the result of a sandbox; what it says is kept with the result."""
     from vmsandbox.batch import share_of
-    from vmsandbox.cli.run import Printer
     from vmsandbox.sandbox import Halt, Rooms, read_brief, review_by
 
     goal = read_brief(brief) if brief else None

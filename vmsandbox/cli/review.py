@@ -69,7 +69,7 @@ def review(
     stat: Annotated[bool, typer.Option("--stat", help="Only the list of changes, all.")] = False,
     paths: Paths = None,
     max_bytes: Annotated[
-        int, typer.Option(min=0, help="Of the differences, at most so much.")
+        int, typer.Option(metavar="N", min=0, help="Of the differences, at most so many bytes.")
     ] = DIFF_BYTES,
     target: Target = None,
     by: By = "",

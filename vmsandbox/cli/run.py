@@ -33,16 +33,20 @@ AT_ONCE = "stopping at once; the disk is kept: vmsandbox resume collects from it
 OptionalCommand = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND…", help="What to run.")
 ]
-Image = Annotated[str | None, typer.Option(help="NAME or NAME@sha256:… [default: debian-12]")]
-Name = Annotated[str | None, typer.Option(help="A name for the sandbox.")]
-Worktree = Annotated[
-    Path | None, typer.Option(help="The folder to work on. [default: the current worktree]")
+Image = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="NAME or NAME@sha256:… [default: debian-12]")
 ]
-Cpus = Annotated[int | None, typer.Option(help="Virtual CPUs. [default: 1]")]
-Memory = Annotated[str | None, typer.Option(help="2G, 512M. [default: 1G]")]
-Disk = Annotated[str | None, typer.Option(help="40G, 512M. [default: 20G]")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="A name for the sandbox.")]
+Worktree = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder to work on. [default: the current worktree]"),
+]
+Cpus = Annotated[int | None, typer.Option(metavar="N", help="Virtual CPUs. [default: 1]")]
+Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="2G, 512M. [default: 1G]")]
+Disk = Annotated[str | None, typer.Option(metavar="SIZE", help="40G, 512M. [default: 20G]")]
 Timeout = Annotated[
-    str | None, typer.Option(help="End the task after 90s, 5m, 1h30m. [default: never]")
+    str | None,
+    typer.Option(metavar="TIME", help="End the task after 90s, 5m, 1h30m. [default: never]"),
 ]
 Variables = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")
@@ -51,7 +55,8 @@ Include = Annotated[
     list[str] | None, typer.Option(metavar="GLOB", help="Bring ignored files along, too.")
 ]
 History = Annotated[
-    str | None, typer.Option(help="Commits to bring: full, none or a number. [default: full]")
+    str | None,
+    typer.Option(metavar="full|none|N", help="Commits that the guest sees. [default: full]"),
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Leave the guest running.")]
 Detach = Annotated[
@@ -95,7 +100,7 @@ Examples:
 
   vmsandbox run -- make test
 
-  vmsandbox run --timeout 20m --memory 4G -e CI=1 -- sh -c 'npm ci && npm test'
+  vmsandbox run --timeout 20m -e CI=1 -- sh -c 'npm ci && npm test'
 
   vmsandbox run --detach --name fix-login -- ./agent.sh
 
@@ -110,7 +115,7 @@ Go on from where a task stopped, in a sandbox of its own: a copy of its disk, ev
 identifies the guest new.
 
 Without COMMAND the same command runs again. The result is all that differs from the base of
-SANDBOX, which stays as it is; each of both can be applied, and where they contradict each other the
+SANDBOX, which stays as it is; either can be applied, and where they contradict each other the
 second one is refused. The exit code is that of `run`.
 
 Examples:

@@ -179,7 +179,7 @@ def load(
         raise UsageProblem(
             "config_invalid",
             "\n  ".join([f"{len(problems)} problem(s) in the configuration:", *problems]),
-            hint="vmsandbox run --help lists every setting with its form",
+            hint="vmsandbox run --help    (options of the same names; the README has every table)",
         )
     merged.setdefault("sandbox", {}).update(flags)
     return Config.model_validate(merged)

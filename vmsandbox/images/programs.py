@@ -75,6 +75,6 @@ def disk_full(message: str, evidence: str | None = None) -> HostProblem:
     return HostProblem(
         "host_disk_full",
         message,
-        hint="vmsandbox cleanup, or vmsandbox image list and vmsandbox image remove",
+        hint="vmsandbox cleanup    (or: vmsandbox image list; vmsandbox image remove IMAGE)",
         evidence=evidence,
     )
