@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_layers import FLOORS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -60,3 +62,21 @@ def test_each_clone_hazard_has_its_test_and_each_test_its_row() -> None:
     written = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert len(named) >= 12
     assert named == {name for name in written if name.startswith("test_")}
+
+
+def test_the_readme_puts_every_room_on_its_floor() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE))
+    unnamed = [
+        f"{floor}: {room}"
+        for room, floor in FLOORS.items()
+        if room not in ("", "__main__") and f"`{room}`" not in rows[str(floor)]
+    ]
+    assert not unnamed
+
+
+def test_the_readme_links_to_its_own_headings() -> None:
+    text = (ROOT / "README.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings}
+    assert not set(re.findall(r"\]\(#([^)]*)\)", text)) - anchors
