@@ -122,3 +122,34 @@ def fingerprint(folder: Path, *, without: frozenset[str] = frozenset({".git"})) 
             elif path.is_file():
                 whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
+
+
+NEWLINE = b"line\nbreak"
+INVALID = b"inv\xff\xfelid"
+
+
+def awkward(folder: Path) -> Repository:
+    """The linked worktree ``linked`` of ``main``, with a submodule, CRLF, an LFS attribute, links
+    and odd names, all dirty in some way."""
+    local = ("-c", "protocol.file.allow=always", "submodule")
+    module = Repository.create(folder / "module", {"lib.c": "int x;\n", "deep/in.c": "y\n"})
+    main = Repository.create(folder / "main", {"a.txt": "one\n", "doomed": "x\n"})
+    main.git(*local, "add", "-q", str(module.path), "sub")
+    main.commit("with a submodule")
+    linked = main.linked_worktree(folder / "linked", "topic")
+    linked.git(*local, "update", "--init", "-q")
+    linked.write(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n*.crlf eol=crlf\n")
+    linked.write("large.bin", b"\0content that is no LFS pointer\n" * 9)
+    linked.write("dos.crlf", "one\r\ntwo\r\n")
+    linked.write("mixed.txt", "one\r\ntwo\nthree\r")
+    linked.write("run.sh", "#!/bin/sh\n", executable=True)
+    linked.write(NEWLINE, "newline\n")
+    linked.write(INVALID, "invalid\n")
+    linked.link("to-file", "a.txt")
+    linked.link("to-folder", "sub/deep")
+    linked.write("a.txt", "staged\n")
+    linked.git("add", "a.txt")
+    linked.write("a.txt", "staged, then dirty\n")
+    (linked.path / "doomed").unlink()
+    (linked.path / "sub" / "lib.c").write_text("int dirty;\n")
+    return linked

@@ -8,12 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.guestless import files
-from tests.repositories import Repository, fingerprint
+from tests.repositories import Repository, awkward, fingerprint
 from tests.sandboxes import State
 from tests.vm.lives import changes_of, fed, kinds_of
-
-NEWLINE = b"line\nbreak"
-INVALID = b"inv\xff\xfelid"
 
 # Run in the worktree in the guest: appends to every file, points every link elsewhere.
 CHANGE = rb"""
@@ -44,31 +41,6 @@ class Linked(NamedTuple):
             fingerprint(self.main, without=frozenset()),
             fingerprint(self.worktree.path, without=frozenset()),
         )
-
-
-def awkward(folder: Path) -> Repository:
-    module = Repository.create(folder / "module", {"lib.c": "int x;\n", "deep/in.c": "y\n"})
-    main = Repository.create(folder / "main", {"a.txt": "one\n", "doomed": "x\n"})
-    local = ("-c", "protocol.file.allow=always", "submodule")
-    main.git(*local, "add", "-q", str(module.path), "sub")
-    main.commit("with a submodule")
-    linked = main.linked_worktree(folder / "linked", "topic")
-    linked.git(*local, "update", "--init", "-q")
-    linked.write(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n*.crlf eol=crlf\n")
-    linked.write("large.bin", b"\0content that is no LFS pointer\n" * 9)
-    linked.write("dos.crlf", "one\r\ntwo\r\n")
-    linked.write("mixed.txt", "one\r\ntwo\nthree\r")
-    linked.write("run.sh", "#!/bin/sh\n", executable=True)
-    linked.write(NEWLINE, "newline\n")
-    linked.write(INVALID, "invalid\n")
-    linked.link("to-file", "a.txt")
-    linked.link("to-folder", "sub/deep")
-    linked.write("a.txt", "staged\n")
-    linked.git("add", "a.txt")
-    linked.write("a.txt", "staged, then dirty\n")
-    (linked.path / "doomed").unlink()
-    (linked.path / "sub" / "lib.c").write_text("int dirty;\n")
-    return linked
 
 
 @pytest.fixture(scope="module")
