@@ -9,8 +9,10 @@ through. Targets are the guest's own words until a rule has matched, so they are
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from heapq import nsmallest
 from pathlib import Path
 from typing import Literal
 
@@ -105,39 +107,61 @@ class Summary(Value):
     full: bool = Field(default=False, description="refusals were no longer written down")
 
 
+class _Sum:
+    """What comes together under one target: a guest can make hundreds of thousands of them."""
+
+    __slots__ = ("last", "received", "sent", "times")
+
+    def __init__(self) -> None:
+        self.times = self.sent = self.received = 0
+        self.last: datetime | None = None
+
+    def add(self, entry: Entry) -> None:
+        self.times += entry.verdict != "closed"
+        self.sent += entry.sent
+        self.received += entry.received
+        self.last = entry.at
+
+
+_Key = tuple[str, Literal["allowed", "denied"], str]
+
+
 def summary_of(path: Path) -> Summary:
     """What all of a journal comes to."""
-    found: dict[tuple[str, str, str], TargetSummary] = {}
-    entries, size = read_entries(path)
-    for entry in entries:
-        host = _host_part(entry.target)
-        closed = entry.verdict == "closed"
-        verdict: Literal["allowed", "denied"] = "denied" if entry.verdict == "denied" else "allowed"
-        reason = entry.reason if verdict == "denied" else ""
-        key = (host, verdict, reason)
-        known = found.get(key) or TargetSummary(
-            target=host, verdict=verdict, reason=reason, last=entry.at
-        )
-        found[key] = known.model_copy(
-            update={
-                "times": known.times + (not closed),
-                "sent": known.sent + entry.sent,
-                "received": known.received + entry.received,
-                "last": entry.at,
-            }
-        )
-    return _summed(list(found.values()), full=size >= _REFUSALS_MOST_BYTES - 1024)
+    found: defaultdict[_Key, _Sum] = defaultdict(_Sum)
+    size = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for entry in _parsed(file):
+            denied = entry.verdict == "denied"
+            reason = entry.reason if denied else ""
+            found[_host_part(entry.target), "denied" if denied else "allowed", reason].add(entry)
+        size = file.tell()
+    return _summed(found, full=size >= _REFUSALS_MOST_BYTES - 1024)
 
 
-def _summed(targets: list[TargetSummary], *, full: bool) -> Summary:
-    targets.sort(key=lambda target: (target.verdict, -target.times, target.target))
+def _summed(found: Mapping[_Key, _Sum], *, full: bool) -> Summary:
+    shown = nsmallest(
+        _TARGETS_MOST, found.items(), key=lambda one: (one[0][1], -one[1].times, one[0][0])
+    )
     return Summary(
-        allowed=sum(t.times for t in targets if t.verdict == "allowed"),
-        denied=sum(t.times for t in targets if t.verdict == "denied"),
-        sent=sum(t.sent for t in targets),
-        received=sum(t.received for t in targets),
-        targets=tuple(targets[:_TARGETS_MOST]),
-        more=max(0, len(targets) - _TARGETS_MOST),
+        allowed=sum(total.times for key, total in found.items() if key[1] == "allowed"),
+        denied=sum(total.times for key, total in found.items() if key[1] == "denied"),
+        sent=sum(total.sent for total in found.values()),
+        received=sum(total.received for total in found.values()),
+        targets=tuple(
+            TargetSummary(
+                target=target,
+                verdict=verdict,
+                reason=reason,
+                times=total.times,
+                sent=total.sent,
+                received=total.received,
+                last=total.last,
+            )
+            for (target, verdict, reason), total in shown
+            if total.last
+        ),
+        more=max(0, len(found) - _TARGETS_MOST),
         full=full,
     )
 
