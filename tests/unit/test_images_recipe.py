@@ -1,5 +1,6 @@
 """Recipes: what ours say, how they build on each other, what is refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,14 @@ def test_an_extending_recipe_adds_packages_and_layers_and_overrides_values(
     assert (recipe.suite, recipe.minimum_memory_mib) == ("bookworm", 768)
     assert recipe.sources.startswith("URIs:")
     assert recipe.preferences == ""
+
+
+def test_a_recipe_anywhere_extends_one_of_ours_by_name(tmp_path: Path, base: Path) -> None:
+    child = write(tmp_path / "child", 'extends = "debian-12"\npackages = ["make"]\n')
+    ours = read_recipe(builtin_recipes()["debian-12"])
+    assert read_recipe(child).packages == tuple(sorted({*ours.packages, "make"}))
+    shutil.copytree(base, child / "debian-12")  # what lies beside it comes first
+    assert read_recipe(child).packages == ("git", "less", "make")
 
 
 def test_files_are_sorted_and_executable_if_they_are_scripts(base: Path) -> None:

@@ -1,9 +1,9 @@
 """Owns what a recipe may say and how recipes build on each other. Reads recipe folders; runs
 nothing.
 
-A recipe is a folder with ``recipe.toml``. ``extends`` names another folder: its packages are
-joined, its files and finish script come first, and its other values hold unless the extending
-recipe gives its own.
+A recipe is a folder with ``recipe.toml``. ``extends`` names another one, by its folder or as one of
+vmsandbox's own: its packages are joined, its files and finish script come first, and its other
+values hold unless the extending recipe gives its own.
 """
 
 import sys
@@ -168,7 +168,13 @@ def _chain(folder: Path) -> Iterator[tuple[Path, _Text]]:
         seen.add(folder)
         text = _text(folder)
         yield folder, text
-        following = text.extends and folder / text.extends
+        following = text.extends and _extended(folder, text.extends)
+
+
+def _extended(folder: Path, named: Path) -> Path:
+    """The folder that ``extends`` means: seen from the recipe, else one of ours by its name."""
+    builtin = builtin_recipes().get(str(named))
+    return builtin if builtin and not (folder / named / RECIPE).is_file() else folder / named
 
 
 def _text(folder: Path) -> _Text:
