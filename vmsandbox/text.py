@@ -7,8 +7,9 @@ control character that a guest chose.
 """
 
 import re
+import shlex
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _NAMED = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _CODES = {letter: code for code, letter in _NAMED.items()}
@@ -96,6 +97,11 @@ def printable(text: str | bytes, *, newlines: bool = True) -> str:
         c if c in kept or is_plain(c) or (c == _AS_EMOJI and _is_symbol(before)) else _show(c)
         for before, c in zip(" " + text, text, strict=False)
     )
+
+
+def command_line(command: Sequence[str]) -> str:
+    """A command as a shell would take it, so that what is one word is seen to be one."""
+    return printable(shlex.join(command), newlines=False)
 
 
 def _is_symbol(character: str) -> bool:

@@ -104,6 +104,17 @@ def test_review_says_all_that_a_decision_rests_on(case: Case) -> None:
     assert "\x1b" not in shown
 
 
+def test_an_exit_code_is_said_once_and_a_command_as_it_was_given(case: Case) -> None:
+    record = case.folder.read_record()
+    ended = ExecResult(exit_code=3, outcome=Outcome.FAILED, detail="exit code 3")
+    task = record.task.model_copy(update={"command": ("sh", "-c", "make; exit 3")})
+    changed = record.model_copy(update={"exec_result": ended, "task": task})
+    write_value(case.folder.record, changed)
+    lines = text("review", ID).splitlines()
+    assert "outcome    failed, exit code 3" in [line.rstrip() for line in lines]
+    assert "command    sh -c 'make; exit 3'" in [line.rstrip() for line in lines]
+
+
 def test_review_as_data_has_the_same(case: Case) -> None:
     found = data("review", ID)
     assert found["id"] == ID

@@ -1,17 +1,28 @@
 """Foreign bytes become safe text, and paths come back as the bytes that they were."""
 
+import shlex
+import string
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmsandbox.text import is_plain, printable, quote_path, unquote_path
+from vmsandbox.text import command_line, is_plain, printable, quote_path, unquote_path
 
 PATHS = st.binary(max_size=64).filter(lambda path: b"\0" not in path)
 DANGEROUS = "\x1b\x07\x9b\x7f\r\u200e\u202e\u2066\u2069\u2028\u2029\ufeff\U000e0001\ue000"
 INVISIBLE = "\u3164\u115f\uffa0\u034f\u17b4\ufe00\ufe0f\U000e0101"
 """Letters and marks by their category, but nobody sees them."""
+
+
+@given(st.lists(st.text(string.ascii_letters + " ;'\"$\\\\", max_size=9), min_size=1))
+def test_a_shown_command_has_the_same_words(command: list[str]) -> None:
+    assert shlex.split(command_line(command)) == command
+
+
+def test_a_shown_command_is_one_line_of_plain_characters() -> None:
+    assert command_line(["sh", "-c", "a\nb\x1b[2J"]) == r"sh -c 'a\x0ab\x1b[2J'"
 
 
 @given(PATHS | st.text(max_size=32).map(lambda text: text.encode("utf-8", "surrogatepass")))

@@ -6,7 +6,7 @@ import typer
 
 from vmsandbox.cli import output
 from vmsandbox.cli.output import JsonFlag
-from vmsandbox.text import printable
+from vmsandbox.text import command_line, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,5 +100,5 @@ def _table(found: "list[Approval]") -> "Table":
     for one in found:
         answered = one.answer.value + (f" by {one.who}" if one.who else "")
         asked = one.asked_at.isoformat(" ", "seconds")
-        table.add_row(one.id, asked, answered, one.text, " ".join(one.command))
+        table.add_row(one.id, asked, answered, one.text, command_line(one.command))
     return table

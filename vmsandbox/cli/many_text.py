@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vmsandbox.cli import review_text
 from vmsandbox.review.crossing import MEANING
-from vmsandbox.text import printable, quote_path
+from vmsandbox.text import command_line, printable, quote_path
 
 if TYPE_CHECKING:
     from vmsandbox.model import Change
@@ -198,7 +198,7 @@ def _facts(found: "Comparison") -> Iterator[tuple[str, list[str]]]:
     sides = found.sides
     yield "id", [side.id for side in sides]
     yield "forked from", [side.forked_from.name if side.forked_from else "" for side in sides]
-    yield "command", [printable(" ".join(side.command), newlines=False) for side in sides]
+    yield "command", [command_line(side.command) for side in sides]
     yield "outcome", [review_text.outcome(side) for side in sides]
     yield "ran for", ["" if run_s is None else f"{run_s:.1f} s" for run_s in found.run_s]
     yield "result", [f"{side.result.state}  {(side.result.digest or '')[:19]}" for side in sides]

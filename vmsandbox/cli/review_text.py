@@ -14,7 +14,7 @@ from vmsandbox.cli.life import size
 from vmsandbox.cli.net import summary_lines
 from vmsandbox.cli.proof_text import labelled as _line
 from vmsandbox.hostile import MEANING
-from vmsandbox.text import printable, quote_path
+from vmsandbox.text import command_line, printable, quote_path
 
 if TYPE_CHECKING:
     from vmsandbox.model import Change, ChangeSet, Origin
@@ -96,7 +96,7 @@ def _head(shown: "Review") -> Iterator[Text]:
         yield _line("forked from", f" {_origin(shown.forked_from)}")
     if shown.agent:
         yield _line("agent", printable(shown.agent, newlines=False))
-    yield _line("command", printable(" ".join(shown.command), newlines=False))
+    yield _line("command", command_line(shown.command))
     yield _line("outcome", outcome(shown))
     yield _line("worktree", printable(str(shown.worktree), newlines=False))
     yield _line("image", f"{shown.image_name}  {shown.image_digest}")
@@ -131,6 +131,7 @@ def outcome(shown: "Review") -> str:
     code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
     failed = shown.failure if shown.failure and shown.failure.outcome else None
     why = failed.message if failed else ended.detail
+    why = "" if why == code.lstrip(", ") else why  # is said already
     return f"{shown.outcome}{code}" + (f"  ({printable(why, newlines=False)})" if why else "")
 
 
