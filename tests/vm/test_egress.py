@@ -4,6 +4,7 @@ by programs that nobody told of a proxy.
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -146,6 +147,17 @@ def test_nothing_leaves_a_guest_without_egress(
     assert (status["mode"], status["open"], status["summary"]["allowed"]) == ("none", False, 0)
     refused = shared_state("net", answer.data["id"], "allow", "pypi.org", "--json")
     assert_refused(refused, "net_none", 2)
+
+
+def test_a_task_that_was_shut_out_is_told_of_it(shared_state: State, tmp_path: Path) -> None:
+    project = Repository.create(tmp_path / "project", {"README": "hello\n"})
+    failed = shared_state("run", "--", "false", cwd=project.path)
+    assert "vmsandbox run --allow RULE" in failed.err
+    assert failed.err.count("exit code 1") == 1
+    fetch = ("curl", "-s", "http://b.test/")
+    denied = shared_state("run", "--allow", "a.test", "--", *fetch, cwd=project.path)
+    (known,) = re.findall(r"1 request\(s\) denied: vmsandbox net (\w+)", denied.err)
+    assert "denied     1 x b.test:80" in shared_state.ok("net", known).out
 
 
 # --- allow ----------------------------------------------------------------------------------------
@@ -367,6 +379,8 @@ def test_no_manager_no_egress_and_resume_restores_it(work: Work) -> None:
     time_passes(3.0)
     assert work.beats() <= stopped + 1  # one that was on its way
     assert work.state.ok("net", "--json", "work").data["open"] is False
+    early = work.state.ok("net", "work", "allow", "early.test", "--for", "10m")
+    assert "nothing is let through now" in early.err
     before = work.beats()
     began = time.monotonic()
     manager = work.state.start("resume", "--json", "work")

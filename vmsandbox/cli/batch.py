@@ -243,4 +243,4 @@ def _say(out: Output, report: "BatchReport") -> None:
     if report.unfinished:
         out.note(f"{report.unfinished} task(s) are left: vmsandbox batch --resume {report.batch}")
     elif any(task.result and task.result.changes for task in report.tasks):
-        out.note("next: vmsandbox status; vmsandbox review SANDBOX")
+        out.note(f"next: vmsandbox review --batch {report.batch}")

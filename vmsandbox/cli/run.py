@@ -2,6 +2,7 @@
 
 import codecs
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -10,7 +11,7 @@ import typer
 from vmsandbox.cli import granting, output, screen
 from vmsandbox.cli.attending import Wish, attended
 from vmsandbox.cli.output import JsonFlag, Output, SelectorArgument
-from vmsandbox.errors import UsageProblem
+from vmsandbox.errors import UsageProblem, VmsandboxError
 from vmsandbox.text import printable
 
 if TYPE_CHECKING:
@@ -348,14 +349,31 @@ def _say(out: Output, report: "Report") -> None:
     changes = f"{report.changes} change(s)" if report.changes else "no changes"
     code = "" if report.exit_code is None else f", exit code {report.exit_code}"
     out.note(f"{report.id}: {report.outcome}{code}, {changes}")
-    if report.detail:
+    if report.detail and report.detail != code.lstrip(", "):
         out.note(report.detail)
     if report.usage:
         out.note(f"used: {report.usage}")
     if report.result and (proof := report.result.proof()):
         out.note(proof)
+    for line in _shut_out(report):
+        out.note(line)
     if report.changes:
         out.note(f"next: vmsandbox review {report.id}")
+
+
+def _shut_out(report: "Report") -> Iterator[str]:
+    """What a task wanted to reach and could not, which its own programs rarely tell."""
+    from vmsandbox.sandbox.reaching import net_status
+    from vmsandbox.store import Store
+
+    try:
+        status = net_status(Store().resolve(report.id))
+    except VmsandboxError:  # deleted meanwhile
+        return
+    if status.summary.denied:
+        yield f"{status.summary.denied} request(s) denied: vmsandbox net {report.id}"
+    elif status.mode == "none" and report.outcome == "failed":
+        yield "it could reach no network; if it has to: vmsandbox run --allow RULE, or --net public"
 
 
 class Printer:
