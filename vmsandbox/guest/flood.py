@@ -21,8 +21,9 @@ _PACKET_MOST_BYTES = 256 * 1024
 """As OpenSSH has it."""
 
 
-_TAKES_NOTHING_S = 60.0
-"""Who sends holds a lock that everybody needs who has something to say, also that it is over."""
+_TAKES_NOTHING_S = 30.0
+"""Who sends holds a lock that everybody needs who has something to say, also that it is over. Less
+than anybody waits for a guest that is stopped at once."""
 
 _CHANNELS_REMEMBERED = 20_000
 
