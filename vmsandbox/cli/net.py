@@ -73,7 +73,7 @@ def _allow(
     out: Output, folder: "SandboxFolder", action: str, rule: str | None, duration: str | None
 ) -> None:
     from vmsandbox.config import parse_duration_s
-    from vmsandbox.sandbox.reaching import let_reach, net_status
+    from vmsandbox.sandbox.reaching import let_reach
 
     hint = f"vmsandbox net {folder.id} allow pypi.org --for 10m"
     if action != "allow" or rule is None:
@@ -85,8 +85,6 @@ def _allow(
     grant = let_reach(folder, rule, seconds)
     until = f"until {grant.until.isoformat(' ', 'seconds')}" if grant.until else "from now on"
     out.result(grant.model_dump(mode="json"), f"{folder.id}: {rule} is allowed {until}")
-    if not net_status(folder).open:
-        out.note("nothing is let through now: the way out is open only while the task runs")
 
 
 def _follow(out: Output, folder: "SandboxFolder") -> None:
