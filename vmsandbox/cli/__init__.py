@@ -27,7 +27,7 @@ app = typer.Typer(
     help="One VM per coding agent: a git worktree goes in, one reviewed change set comes out.",
     epilog=(
         "Examples:\n\n"
-        "  vmsandbox run -- make test\n\n"
+        "  vmsandbox run -- ./test.sh\n\n"
         "  vmsandbox status\n\n"
         "  vmsandbox review last && vmsandbox apply last\n\n"
         "  vmsandbox ssh last"

@@ -96,7 +96,7 @@ def inspect(
 
     Examples:
 
-      vmsandbox inspect last --fresh -- make test
+      vmsandbox inspect last --fresh -- ./test.sh
 
       vmsandbox inspect last -t -- bash
     """

@@ -99,7 +99,7 @@ timeout; 125 if vmsandbox itself failed; 1 if the command ended well and a check
 
 Examples:
 
-  vmsandbox run -- make test
+  vmsandbox run -- ./test.sh
 
   vmsandbox run --timeout 20m -e CI=1 -- sh -c 'npm ci && npm test'
 
@@ -121,7 +121,7 @@ second one is refused. The exit code is that of `run`.
 
 Examples:
 
-  vmsandbox fork last -- make test
+  vmsandbox fork last -- ./test.sh
 
   vmsandbox fork fix-login --name fix-2 --detach -- ./agent.sh again
 """
