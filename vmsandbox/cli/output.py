@@ -110,3 +110,9 @@ def begin(as_json: bool) -> Output:
     """Start the output of one verb; errors that follow are printed in the same form."""
     Output.current = Output(as_json=as_json)
     return Output.current
+
+
+def code_and_why(exit_code: int | None, why: str) -> tuple[str, str]:
+    """An exit code as it is told after an outcome, and what else there is to say of the end."""
+    code = "" if exit_code is None else f"exit code {exit_code}"
+    return (f", {code}" if code else ""), ("" if why == code else why)

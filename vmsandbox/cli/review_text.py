@@ -12,6 +12,7 @@ from rich.text import Text
 from vmsandbox.cli import proof_text
 from vmsandbox.cli.life import size
 from vmsandbox.cli.net import summary_lines
+from vmsandbox.cli.output import code_and_why
 from vmsandbox.cli.proof_text import labelled as _line
 from vmsandbox.hostile import MEANING
 from vmsandbox.text import command_line, printable, quote_path
@@ -128,10 +129,8 @@ def outcome(shown: "Review") -> str:
         failure = shown.failure
         # What a guest's SSH server says at its greeting is quoted in it.
         return printable(f"{failure.code}: {failure.message}") if failure else "not run"
-    code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
     failed = shown.failure if shown.failure and shown.failure.outcome else None
-    why = failed.message if failed else ended.detail
-    why = "" if why == code.lstrip(", ") else why  # is said already
+    code, why = code_and_why(ended.exit_code, failed.message if failed else ended.detail)
     return f"{shown.outcome}{code}" + (f"  ({printable(why, newlines=False)})" if why else "")
 
 

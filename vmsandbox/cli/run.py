@@ -347,10 +347,10 @@ def exit_code(outcome: str, code: int | None) -> int:
 
 def _say(out: Output, report: "Report") -> None:
     changes = f"{report.changes} change(s)" if report.changes else "no changes"
-    code = "" if report.exit_code is None else f", exit code {report.exit_code}"
+    code, why = output.code_and_why(report.exit_code, report.detail)
     out.note(f"{report.id}: {report.outcome}{code}, {changes}")
-    if report.detail and report.detail != code.lstrip(", "):
-        out.note(report.detail)
+    if why:
+        out.note(why)
     if report.usage:
         out.note(f"used: {report.usage}")
     if report.result and (proof := report.result.proof()):

@@ -219,14 +219,13 @@ def published_ports(rooms: Rooms, folder: SandboxFolder) -> tuple[SandboxRecord,
     deadline = Deadline(_BEGIN_S)
     while missing(folder, record) and not deadline.passed():
         time.sleep(_POLL_S)
-    table = published(folder)
-    if table is None and missing(folder, record):
+    if missing(folder, record):
         raise UsageProblem(
             "not_published",
             f"nobody publishes the ports of {record.id}: was its manager killed?",
             hint=f"vmsandbox resume {record.id}",
         )
-    return record, table or PortTable()
+    return record, published(folder) or PortTable()
 
 
 # --- the keeper -----------------------------------------------------------------------------------
